@@ -1,0 +1,58 @@
+PYTHON ?= $(shell command -v python3.11 || command -v python3)
+VENV := .venv
+MODELS_VENV := .venv-models
+BIN := $(VENV)/bin
+
+# One thread per test worker: more workers than threads to run them on only slow each other down.
+ONE_THREAD := OMP_NUM_THREADS=1 MKL_NUM_THREADS=1
+PIP_INSTALL := -m pip install --quiet --disable-pip-version-check -c constraints.txt
+
+.DEFAULT_GOAL := help
+.PHONY: help demo test test-models lint format bench experiments clean
+
+help: ## list the targets
+	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1\t/' | expand -t 14
+
+demo: $(VENV)/.stamp ## train a small Bayesian network on handwritten digits
+	$(BIN)/python examples/digits.py
+
+test: $(VENV)/.stamp ## run the tests
+	$(ONE_THREAD) $(BIN)/python -m pytest -n logical
+
+# The addopts of pyproject.toml, less the one that leaves this folder out.
+test-models: $(MODELS_VENV)/.stamp ## run the tests on networks of torchvision and timm
+	$(ONE_THREAD) $(MODELS_VENV)/bin/python -m pytest -o addopts="--strict-markers --strict-config" -m "not slow" -n logical tests/models
+
+lint: $(VENV)/.stamp ## check style, format and types
+	$(BIN)/ruff check
+	$(BIN)/ruff format --check
+	$(BIN)/mypy
+
+format: $(VENV)/.stamp ## put all code in the one format
+	$(BIN)/ruff check --fix
+	$(BIN)/ruff format
+
+bench: $(VENV)/.stamp ## measure a training step beside the deterministic network's
+	$(BIN)/python benchmarks/step.py
+
+experiments: $(VENV)/.stamp ## run the long experiments
+	$(BIN)/python -m pytest -m slow
+
+clean: ## remove the environments, caches and build outputs
+	rm -rf $(VENV) $(MODELS_VENV) build dist .hypothesis .mypy_cache .pytest_cache .ruff_cache
+	find src tests examples benchmarks experiments -name __pycache__ -prune -exec rm -rf {} + 2>/dev/null || true
+
+# torch goes first and pinned: whatever asks for it later is then content, and pulls no other build of it.
+$(VENV)/.stamp: pyproject.toml constraints.txt
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python $(PIP_INSTALL) torch
+	$(BIN)/python $(PIP_INSTALL) -e '.[train,data,dev]'
+	touch $@
+
+# torchvision and timm go in without what they ask for: their torch would be another build than ours.
+$(MODELS_VENV)/.stamp: pyproject.toml constraints.txt
+	$(PYTHON) -m venv $(MODELS_VENV)
+	$(MODELS_VENV)/bin/python $(PIP_INSTALL) torch
+	$(MODELS_VENV)/bin/python $(PIP_INSTALL) -e . pytest pytest-xdist pyyaml huggingface_hub pillow
+	$(MODELS_VENV)/bin/python $(PIP_INSTALL) --no-deps torchvision timm
+	touch $@

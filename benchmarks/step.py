@@ -1,0 +1,238 @@
+"""What one training step costs: the deterministic network, each rule, and bayesian-torch where it is installed.
+
+    python benchmarks/step.py --network resnet18 mlp --mode eager compiled --out benchmarks/results/step.json
+
+Every variant takes the same step: forward, backward and SGD with momentum, on fixed random data. The variants take
+turns, round after round, so that a slow moment of the machine hits them all; times and ratios are medians over rounds.
+Memory is the peak during a step, parameters and optimiser state included.
+"""
+
+import argparse
+import gc
+import importlib.util
+import json
+import platform
+import statistics
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+import leanbayes as lb
+from leanbayes.cost import PeakMemory
+from leanbayes.models import resnet18
+
+NUM_DATA = 50_000
+Step = Callable[[], Tensor]
+
+
+def network(name: str) -> nn.Module:
+    """Build one of the networks that are measured."""
+    torch.manual_seed(0)
+    if name == "resnet18":
+        return resnet18()
+    if name == "cnn":
+        return resnet18(width=16)
+    layers = [nn.Linear(2048, 2048), nn.ReLU(), nn.Linear(2048, 2048), nn.ReLU(), nn.Linear(2048, 2048)]
+    return nn.Sequential(*layers)
+
+
+def batch(name: str, size: int, device: torch.device) -> tuple[Tensor, Tensor]:
+    """Make a batch of random inputs and labels."""
+    if name == "mlp":
+        return torch.randn(size, 2048, device=device), torch.randint(2048, (size,), device=device)
+    x = torch.randn(size, 3, 32, 32, device=device).to(memory_format=torch.channels_last)
+    return x, torch.randint(10, (size,), device=device)
+
+
+def deterministic(net: nn.Module, x: Tensor, y: Tensor) -> tuple[nn.Module, Step]:
+    """The plain network."""
+    return net, lambda: F.cross_entropy(net(x).float(), y)
+
+
+def ours(rule: str) -> Callable[[nn.Module, Tensor, Tensor], tuple[nn.Module, Step]]:
+    """Mean-field variational inference by one of our rules."""
+
+    def build(net: nn.Module, x: Tensor, y: Tensor) -> tuple[nn.Module, Step]:
+        bnn = lb.bayesianize(net, lb.MeanField(rule=rule))
+        return bnn, lambda: lb.elbo(bnn, x, y, num_data=NUM_DATA, check=False)
+
+    return build
+
+
+def bayesian_torch(kind: str) -> Callable[[nn.Module, Tensor, Tensor], tuple[nn.Module, Step]]:
+    """The peer, with pretrained weights kept and its own KL, divided as its examples do."""
+
+    def build(net: nn.Module, x: Tensor, y: Tensor) -> tuple[nn.Module, Step]:
+        from bayesian_torch.models.dnn_to_bnn import dnn_to_bnn, get_kl_loss
+
+        settings = {
+            "prior_mu": 0.0,
+            "prior_sigma": 0.1,
+            "posterior_mu_init": 0.0,
+            "posterior_rho_init": -5.0,
+            "type": kind,
+            "moped_enable": True,
+            "moped_delta": 0.05,
+        }
+        device = x.device
+        net = net.cpu()
+        dnn_to_bnn(net, settings)
+        net = net.to(device, memory_format=torch.channels_last)
+        return net, lambda: F.cross_entropy(net(x).float(), y) + get_kl_loss(net) / NUM_DATA
+
+    return build
+
+
+VARIANTS: dict[str, Callable[[nn.Module, Tensor, Tensor], tuple[nn.Module, Step]]] = {
+    "deterministic": deterministic,
+    "sample": ours("sample"),
+    "flipout": ours("flipout"),
+    "local": ours("local"),
+}
+if importlib.util.find_spec("bayesian_torch"):
+    VARIANTS["bayesian-torch"] = bayesian_torch("Reparameterization")
+    VARIANTS["bayesian-torch flipout"] = bayesian_torch("Flipout")
+
+
+class Trainer:
+    """One variant, ready to take steps."""
+
+    def __init__(self, name: str, variant: str, mode: str, args: argparse.Namespace) -> None:
+        self.device = torch.device(args.device)
+        self.fp32 = args.fp32
+        before = torch.cuda.memory_allocated() if self.device.type == "cuda" else 0
+        x, y = batch(name, args.batch or (64 if name == "mlp" else 256), self.device)
+        net = network(name).to(self.device, memory_format=torch.channels_last).train()
+        self.model, self.loss_fn = VARIANTS[variant](net, x, y)
+        del net
+        parameters = [p for p in self.model.parameters() if p.requires_grad]
+        self.optimiser = torch.optim.SGD(parameters, lr=1e-3, momentum=0.9)
+        if mode != "eager":
+            kind = "reduce-overhead" if mode == "cudagraphs" else "default"
+            self.loss_fn = torch.compile(self.loss_fn, mode=kind, fullgraph=not variant.startswith("bayesian-torch"))
+        for _ in range(args.warmup):
+            loss = self.step()
+        assert torch.isfinite(loss), f"{variant} diverged"
+        self.memory = self._peak_memory() - before
+
+    def step(self) -> Tensor:
+        """One training step."""
+        self.optimiser.zero_grad(set_to_none=True)
+        with torch.autocast(self.device.type, torch.bfloat16, enabled=not self.fp32):
+            loss = self.loss_fn()
+        loss.backward()
+        self.optimiser.step()
+        return loss
+
+    def time(self, steps: int) -> float:
+        """Milliseconds a step."""
+        self._wait()
+        start = time.perf_counter()
+        for _ in range(steps):
+            self.step()
+        self._wait()
+        return 1e3 * (time.perf_counter() - start) / steps
+
+    def _wait(self) -> None:
+        if self.device.type == "cuda":
+            torch.cuda.synchronize()
+
+    def _peak_memory(self) -> int:
+        self.optimiser.zero_grad(set_to_none=True)
+        if self.device.type == "cuda":
+            torch.cuda.reset_peak_memory_stats()
+            self.step()
+            return torch.cuda.max_memory_allocated()
+        state = [v for s in self.optimiser.state.values() for v in s.values() if isinstance(v, Tensor)]
+        kept = sum(t.nbytes for t in [*self.model.parameters(), *self.model.buffers(), *state])
+        with PeakMemory() as peak:
+            self.step()
+        return kept + peak.peak_bytes
+
+
+def measure(name: str, mode: str, args: argparse.Namespace) -> list[dict[str, Any]]:
+    """Time all variants in turns."""
+    trainers: dict[str, Trainer] = {}
+    for variant in args.variant:
+        gc.collect()
+        try:
+            trainers[variant] = Trainer(name, variant, mode, args)
+        except Exception as error:  # a peer that cannot run this is a result, not a crash
+            if not variant.startswith("bayesian-torch"):
+                raise
+            print(f"{name} {mode} {variant}: {type(error).__name__}: {error}", file=sys.stderr)
+        print(f"{name} {mode} {variant}: ready", file=sys.stderr, flush=True)
+    rounds = [{variant: trainer.time(args.steps) for variant, trainer in trainers.items()} for _ in range(args.repeats)]
+    rows = []
+    for variant, trainer in trainers.items():
+        times = sorted(one[variant] for one in rounds)
+        row = {
+            "network": name,
+            "mode": mode,
+            "variant": variant,
+            "ms": statistics.median(times),
+            "ms_quartiles": [times[len(times) // 4], times[3 * len(times) // 4]],
+            "memory_mb": trainer.memory / 1e6,
+        }
+        if "deterministic" in trainers:
+            row["time_ratio"] = statistics.median(one[variant] / one["deterministic"] for one in rounds)
+            row["memory_ratio"] = trainer.memory / trainers["deterministic"].memory
+        rows.append(row)
+    return rows
+
+
+def main() -> None:
+    """Measure every variant and print one table."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--network", nargs="+", default=["resnet18", "mlp"], choices=["resnet18", "cnn", "mlp"])
+    parser.add_argument("--mode", nargs="+", default=["eager"], choices=["eager", "compiled", "cudagraphs"])
+    parser.add_argument("--variant", nargs="+", default=list(VARIANTS), choices=list(VARIANTS))
+    parser.add_argument("--batch", type=int, help="default: 256 images, or 64 for the mlp")
+    parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
+    parser.add_argument("--fp32", action="store_true", help="no bf16 autocast")
+    parser.add_argument("--steps", type=int, default=10, help="steps in one round")
+    parser.add_argument("--repeats", type=int, default=20, help="rounds")
+    parser.add_argument("--warmup", type=int, default=10)
+    parser.add_argument("--out", type=Path, help="also write the figures to this JSON file")
+    args = parser.parse_args()
+    rows = []
+    for name in args.network:
+        for mode in args.mode:
+            torch.compiler.reset()
+            rows += measure(name, mode, args)
+    machine = (
+        torch.cuda.get_device_name()
+        if args.device == "cuda"
+        else f"{platform.machine()}, {torch.get_num_threads()} threads"
+    )
+    print(f"torch {torch.__version__}, {machine}, {'fp32' if args.fp32 else 'bf16'}")
+    print(
+        "| network | mode | variant | ms (quartiles) | time × | memory MB | memory × |\n|---|---|---|---|---|---|---|"
+    )
+    for row in rows:
+        low, high = row["ms_quartiles"]
+        print(
+            f"| {row['network']} | {row['mode']} | {row['variant']} | {row['ms']:.2f} ({low:.2f} to {high:.2f}) | "
+            f"{row.get('time_ratio', 0):.2f} | {row['memory_mb']:.0f} | {row.get('memory_ratio', 0):.2f} |"
+        )
+    if args.out:
+        args.out.parent.mkdir(parents=True, exist_ok=True)
+        record = {
+            "command": "python " + " ".join(sys.argv),
+            "leanbayes": lb.__version__,
+            "torch": torch.__version__,
+            "machine": machine,
+            "precision": "fp32" if args.fp32 else "bf16",
+            "rows": rows,
+        }
+        args.out.write_text(json.dumps(record, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,371 @@
+"""`BayesianModel` = network + posterior + rule, and `bayesianize`, which makes one of any network.
+
+No layer is replaced. The chosen parameters leave the network for the flat vector of a posterior; for one forward pass
+the network's own modules see the values that the rule gives in their place, and then these are gone again.
+"""
+
+import contextlib
+import copy
+import itertools
+import os
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import replace
+from typing import Any, NamedTuple, Self
+
+import torch
+from torch import Tensor, nn
+
+from leanbayes import noise, prediction
+from leanbayes.errors import LeanBayesError
+from leanbayes.layout import Layout, Report, Select, choose, report_points
+from leanbayes.likelihoods import Categorical, Likelihood
+from leanbayes.network import call_with, copy_without, evaluation_mode, place
+from leanbayes.posteriors import PointPosterior, Posterior
+from leanbayes.rules import Rule, get_rule
+
+
+class Draw(NamedTuple):
+    """What one forward pass is to do: the key of its noise, its number among several, and whether to sum the KL."""
+
+    key: Tensor
+    number: int = 0
+    with_kl: bool = False
+
+
+class StochasticNetwork(nn.Module):
+    """A network whose randomness is not in its weights: it is called with the draw in front of the inputs."""
+
+    members: int | None = None  # how many distinct draws there are, if they can be counted
+
+    def forward(self, draw: Draw | None, *args: Any, **kwargs: Any) -> Any:
+        """Run one draw, or for None the network without noise."""
+        raise NotImplementedError  # abstract
+
+    def plain(self) -> nn.Module:
+        """Return the network without randomness."""
+        raise NotImplementedError  # abstract
+
+
+class Method:
+    """A recipe: settings in a frozen dataclass, and how they make a posterior of a network."""
+
+    rule: str = "sample"  # the rule it trains and predicts with by default
+    samples: int = 30  # draws of a prediction by default
+    bayesian_weights: bool = True  # whether weights leave the network for a posterior
+
+    def wrap(self, network: nn.Module) -> nn.Module:
+        """Change the network (a copy of the user's) where the method's randomness is not in the weights."""
+        return network
+
+    def posterior(self, layout: Layout, mean: Tensor, variance: Tensor | None) -> Posterior:
+        """Make q(w) around the given weights.
+
+        variance: that of an earlier posterior which this one continues, nan where there was none.
+        """
+        raise NotImplementedError  # abstract
+
+
+class BayesianModel(nn.Module):
+    """A network with a distribution over its weights. Call it like the network; each call is one draw."""
+
+    def __init__(
+        self,
+        network: nn.Module,
+        posterior: Posterior,
+        method: Method,
+        likelihood: Likelihood,
+        report: Report,
+        seed: int = 0,
+    ) -> None:
+        super().__init__()
+        self.network = network
+        self.posterior = posterior
+        self.likelihood = likelihood
+        self.noise = noise.NoiseStream(seed)
+        self.method = method
+        self.report = report
+        self.trained_rule: str | None = None
+        self._rule = get_rule(method.rule)
+        self._frozen_key: Tensor | None = None
+        # An empty buffer per dtype of the network: it follows .to(dtype), so weights are always cast as they should.
+        dtypes = sorted({slot.dtype for slot in self.layout}, key=str)
+        for number, dtype in enumerate(dtypes):
+            self.register_buffer(f"_dtype_{number}", torch.empty(0, dtype=dtype), persistent=False)
+        self._slot_dtypes = [f"_dtype_{dtypes.index(slot.dtype)}" for slot in self.layout]
+        self._places = [[place(network, name) for name in slot.names] for slot in self.layout]
+
+    # -- what it is ---------------------------------------------------------------------------------------------------
+
+    @property
+    def layout(self) -> Layout:
+        """Where each Bayesian parameter lies in the flat vector."""
+        return self.posterior.layout
+
+    @property
+    def rule(self) -> str:
+        """The rule by which weights meet activations; assign a name to change it."""
+        return self._rule.name
+
+    @rule.setter
+    def rule(self, name: str) -> None:
+        self._rule = get_rule(name)
+
+    @property
+    def current_rule(self) -> Rule:
+        """The rule itself."""
+        return self._rule
+
+    @property
+    def noise_per_example(self) -> bool:
+        """Whether each example of a batch has noise of its own."""
+        return self._rule.per_example or isinstance(self.network, StochasticNetwork)
+
+    @property
+    def members(self) -> int | None:
+        """How many distinct draws there are, if they can be counted, as in an ensemble."""
+        return self.network.members if isinstance(self.network, StochasticNetwork) else None
+
+    @property
+    def device(self) -> torch.device:
+        """Where the model lives."""
+        return self.noise.state.device
+
+    @property
+    def kl_kind(self) -> str:
+        """Whether `kl` is "exact" or "monte-carlo"."""
+        return self.posterior.kl_kind
+
+    def scale_parameters(self) -> list[nn.Parameter]:
+        """Return the parameters of the posterior's spread: give them Adam, at about 1e-2."""
+        return list(self.posterior.scale_parameters())
+
+    def mean_parameters(self) -> list[nn.Parameter]:
+        """Return every other trainable parameter: means, norms, biases."""
+        scales = {id(p) for p in self.posterior.scale_parameters()}
+        return [p for p in self.parameters() if p.requires_grad and id(p) not in scales]
+
+    # -- one forward pass ---------------------------------------------------------------------------------------------
+
+    def forward(self, *args: Any, _draw: Draw | None = None, **kwargs: Any) -> Any:
+        """Run the network with one draw; with `_draw.with_kl`, return (output, KL)."""
+        draw = self.next_draw() if _draw is None else _draw
+        kl = self._install(draw)
+        try:
+            output = self._call_network(draw, *args, **kwargs)
+        finally:
+            self._uninstall()
+        return (output, kl) if draw.with_kl else output
+
+    def next_draw(self, generator: torch.Generator | None = None, number: int = 0, with_kl: bool = False) -> Draw:
+        """Take the next key: of the frozen draw, of a generator, or of the model's own stream."""
+        if self._frozen_key is not None:
+            key = self._frozen_key.to(self.device)
+        elif generator is not None:
+            key = noise.key_from(generator, self.device)
+        else:
+            key = self.noise.next()
+        return Draw(key, number, with_kl)
+
+    def _dtypes(self) -> list[torch.dtype]:
+        """Return the dtype that each slot's weights must have now."""
+        return [getattr(self, name).dtype for name in self._slot_dtypes]
+
+    def _install(self, draw: Draw) -> Tensor | None:
+        values, kl = self._rule.weights(self.posterior, draw.key, draw.with_kl)
+        for value, dtype, places in zip(values, self._dtypes(), self._places, strict=True):
+            if value.dtype != dtype:
+                value = value.to(dtype)
+            for module, attribute in places:
+                setattr(module, attribute, value)
+        return kl
+
+    def _uninstall(self) -> None:
+        for places in self._places:
+            for module, attribute in places:
+                setattr(module, attribute, None)
+
+    def _call_network(self, draw: Draw, *args: Any, **kwargs: Any) -> Any:
+        if isinstance(self.network, StochasticNetwork):
+            return self.network(draw if self._rule.random else None, *args, **kwargs)
+        return self.network(*args, **kwargs)
+
+    @contextlib.contextmanager
+    def drawn(self, draw: Draw | None = None) -> Iterator[Callable[..., Any]]:
+        """Keep one draw in the network for a block, for many calls or other methods of it; yields what to call.
+
+        `with bnn.drawn(): bnn.network.generate(...)` works; under no_grad, or with one backward pass.
+        """
+        draw = self.next_draw() if draw is None else draw
+        self._install(draw)
+        try:
+            yield lambda *args, **kwargs: self._call_network(draw, *args, **kwargs)
+        finally:
+            self._uninstall()
+
+    @contextlib.contextmanager
+    def using(self, rule: str) -> Iterator[Self]:
+        """Use another rule inside the block."""
+        before, self._rule = self._rule, get_rule(rule)
+        try:
+            yield self
+        finally:
+            self._rule = before
+
+    @contextlib.contextmanager
+    def frozen(self, seed: int) -> Iterator[Self]:
+        """Use the same noise in every pass inside the block: the draw that belongs to `seed`."""
+        before, self._frozen_key = self._frozen_key, noise.make_key(seed, device=self.device)
+        try:
+            yield self
+        finally:
+            self._frozen_key = before
+
+    def kl(self, generator: torch.Generator | None = None) -> Tensor:
+        """KL(q ‖ prior), summed over all weights; see `kl_kind` for how it is computed."""
+        exact = self.kl_kind == "exact"  # then no noise is spent on it
+        return self.posterior.kl(self.noise.state if exact else self.next_draw(generator).key)
+
+    # -- prediction ---------------------------------------------------------------------------------------------------
+
+    @torch.no_grad()
+    def predict(
+        self,
+        x: Any,
+        samples: int | None = None,
+        *,
+        rule: str | None = None,
+        generator: torch.Generator | None = None,
+        memory_budget: int | None = None,
+        keep_outputs: bool = False,
+    ) -> Any:
+        """Predict with several draws, in evaluation mode: a `ClassPrediction`, or what else the likelihood makes.
+
+        x: a batch (tensor, or tuple or dict of tensors). samples: by default what the method says, and 1 without noise.
+        memory_budget: bytes that the activations may take; large batches are cut to fit.
+        keep_outputs: keep every draw's raw output, (samples, batch, ...).
+        """
+        return prediction.predict(self, x, samples, rule, generator, memory_budget, keep_outputs)
+
+    # -- after training -----------------------------------------------------------------------------------------------
+
+    @torch.no_grad()
+    def refresh_batchnorm(self, batches: Iterable[Any], generator: torch.Generator | None = None) -> int:
+        """Recompute the statistics of all BatchNorm layers under the posterior, one draw a batch.
+
+        batches: inputs, or (input, label) pairs. Returns how many BatchNorm layers there are.
+        """
+        norms = [m for m in self.modules() if isinstance(m, nn.modules.batchnorm._BatchNorm) and m.track_running_stats]
+        iterator = iter(batches)
+        first = next(iterator, None) if norms else None
+        if first is None:
+            if norms:
+                raise LeanBayesError("refresh_batchnorm() got no batches: pass some training inputs.")
+            return 0
+        momenta = [norm.momentum for norm in norms]
+        try:
+            with evaluation_mode(self):
+                for norm in norms:
+                    norm.reset_running_stats()
+                    norm.momentum = None  # a plain average over all batches
+                    norm.train()
+                for batch in itertools.chain([first], iterator):
+                    x = batch[0] if isinstance(batch, (tuple, list)) else batch
+                    for number in range(self.members or 1):
+                        call_with(self, x, _draw=self.next_draw(generator, number))
+        finally:
+            for norm, momentum in zip(norms, momenta, strict=True):
+                norm.momentum = momentum
+        return len(norms)
+
+    @torch.no_grad()
+    def to_deterministic(self) -> nn.Module:
+        """Return a plain network at the posterior mean, with ordinary parameters; tied ones are tied."""
+        network = copy.deepcopy(self.network)
+        network = network.plain() if isinstance(network, StochasticNetwork) else network
+        values = self.layout.split(self.posterior.mean())
+        for slot, value, dtype in zip(self.layout, values, self._dtypes(), strict=True):
+            parameter = nn.Parameter(value.to(dtype).clone())
+            for name in slot.names:
+                module, attribute = place(network, name)
+                setattr(module, attribute, parameter)
+        return network
+
+    @torch.no_grad()
+    def weight_variances(self) -> dict[str, Tensor]:
+        """Return the variance of each Bayesian parameter, by every name it goes by."""
+        parts = self.layout.split(self.posterior.variance())
+        return {name: part for slot, part in zip(self.layout, parts, strict=True) for name in slot.names}
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write one safetensors file, atomically; `lb.load` reads it."""
+        from leanbayes.saving import save
+
+        save(self, path)
+
+    def saved_layout(self) -> Layout:
+        """Return the layout with the dtypes that the weights have now."""
+        return Layout([replace(slot, dtype=dtype) for slot, dtype in zip(self.layout, self._dtypes(), strict=True)])
+
+
+def bayesianize(
+    model: Any,
+    method: Method,
+    *,
+    select: Select = None,
+    likelihood: Likelihood | None = None,
+    seed: int = 0,
+) -> BayesianModel:
+    """Make a Bayesian model of any network; the network itself is left as it is, and its weights are kept.
+
+    select: which parameters become Bayesian: a regular expression, names of parameters or modules, a module type, or
+    a predicate over (name, parameter); by default the weights of linear, convolutional, embedding, attention and
+    recurrent layers. likelihood: what the outputs mean; classes from logits by default. seed: of all its noise.
+    A `BayesianModel` as `model` hands its means and variances to the new posterior.
+    """
+    if not isinstance(method, Method):
+        name = getattr(method, "__name__", repr(method))
+        raise LeanBayesError(f"method must be an instance such as lb.MeanField(), not {name}.")
+    variances: dict[str, Tensor] = {}
+    if not isinstance(model, nn.Module):
+        raise LeanBayesError(f"model must be a torch.nn.Module, not {type(model).__name__}.")
+    if isinstance(model, BayesianModel):
+        variances = model.weight_variances()
+        likelihood = likelihood or copy.deepcopy(model.likelihood)
+        model = model.to_deterministic()
+    if method.bayesian_weights:
+        layout, report = choose(model, select)
+    elif select is None:
+        layout, report = Layout([]), report_points(model, f"{type(method).__name__} keeps it")
+    else:
+        raise LeanBayesError(f"{type(method).__name__} has no Bayesian weights: leave select out.")
+    return assemble(model, method, layout, report, likelihood or Categorical(), seed, variances)
+
+
+@torch.no_grad()
+def assemble(
+    model: nn.Module,
+    method: Method,
+    layout: Layout,
+    report: Report,
+    likelihood: Likelihood,
+    seed: int,
+    variances: dict[str, Tensor],
+) -> BayesianModel:
+    """Copy the network without the layout's parameters, and build the model around them."""
+    parameters = dict(model.named_parameters(remove_duplicate=False))
+    chosen = [parameters[slot.name] for slot in layout]
+    first = next(itertools.chain(model.parameters(), model.buffers()))
+    if layout.slots:
+        dtype = torch.float64 if any(p.dtype == torch.float64 for p in chosen) else torch.float32
+        mean = layout.join([p.detach() for p in chosen]).to(dtype)
+        known = {slot.name: variances[slot.name] for slot in layout if slot.name in variances}
+        variance = None
+        if known:
+            parts = [known.get(slot.name, torch.full(slot.shape, torch.nan)).to(mean) for slot in layout]
+            variance = layout.join(parts)
+        posterior = method.posterior(layout, mean, variance)
+    else:
+        posterior = PointPosterior(layout, torch.zeros(0))
+    network = method.wrap(copy_without(model, layout))
+    bnn = BayesianModel(network, posterior, method, likelihood, report, seed)
+    return bnn.to(first.device).train(model.training)

@@ -1,0 +1,8 @@
+"""The recipes: one file each, its settings and the little that it adds to a plain training loop."""
+
+from leanbayes.methods.deterministic import Deterministic
+from leanbayes.methods.ensemble import Ensemble
+from leanbayes.methods.mc_dropout import MCDropout
+from leanbayes.methods.mean_field import MeanField
+
+__all__ = ["Deterministic", "Ensemble", "MCDropout", "MeanField"]

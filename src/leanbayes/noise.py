@@ -1,0 +1,92 @@
+"""Noise as a pure function of a key, so that any draw can be repeated and none touches the global random state.
+
+A key is an int64 tensor (seed, index) on the device of the noise. A `NoiseStream` hands out a new index for every
+draw. Under `torch.distributed` each rank gets its own index, and rank r of w at step t has the index that a single
+process would have at its draw t·w + r.
+"""
+
+import torch
+from torch import Tensor, nn
+
+from leanbayes import kernels
+
+_MASK = (1 << 64) - 1
+
+
+def make_key(seed: int, index: int = 0, device: torch.device | str | None = None) -> Tensor:
+    """Make the key (seed, index)."""
+    return torch.tensor([seed, index], dtype=torch.int64, device=device)
+
+
+def key_from(generator: torch.Generator, device: torch.device) -> Tensor:
+    """Take a key from a user's generator, which advances."""
+    return torch.randint(2**62, (2,), generator=generator, device=generator.device).to(device)
+
+
+def fold_in(key: Tensor, number: int) -> Tensor:
+    """Make a key for part `number` of what `key` draws (a chunk of a batch, a member)."""
+    return key + torch.tensor([number << 40, 0], dtype=torch.int64, device=key.device) if number else key
+
+
+class NoiseStream(nn.Module):
+    """A counter that gives every draw its own key, and is saved with the model."""
+
+    state: Tensor
+
+    def __init__(self, seed: int = 0) -> None:
+        super().__init__()
+        self.register_buffer("state", make_key(seed))
+
+    def next(self) -> Tensor:
+        """Return the next key, and advance."""
+        key = self.state.clone()
+        self.state[1] += 1
+        if torch.distributed.is_available() and torch.distributed.is_initialized():
+            key[1] = key[1] * torch.distributed.get_world_size() + torch.distributed.get_rank()
+        return key
+
+
+def _mix(*numbers: int) -> int:
+    """Hash some integers to 63 bits (splitmix64), so that neighbouring keys give unrelated seeds."""
+    state = 0
+    for number in numbers:
+        state = (state + number + 0x9E3779B97F4A7C15) & _MASK
+        state = ((state ^ (state >> 30)) * 0xBF58476D1CE4E5B9) & _MASK
+        state = ((state ^ (state >> 27)) * 0x94D049BB133111EB) & _MASK
+        state ^= state >> 31
+    return state >> 1
+
+
+@torch.library.custom_op("leanbayes::noise", mutates_args=())
+def _noise(like: Tensor, key: Tensor, stream: int, signs: bool) -> Tensor:
+    out = torch.empty_like(like)
+    seed, index = key.tolist()
+    generator = torch.Generator(like.device).manual_seed(_mix(seed, index, stream))
+    if signs:
+        return out.bernoulli_(0.5, generator=generator).mul_(2).sub_(1)
+    return out.normal_(generator=generator)
+
+
+@_noise.register_fake
+def _(like: Tensor, key: Tensor, stream: int, signs: bool) -> Tensor:
+    return torch.empty_like(like)
+
+
+def _make(like: Tensor, key: Tensor, stream: int, signs: bool) -> Tensor:
+    return (kernels.ops.noise if kernels.usable(like) else _noise)(like, key, stream, signs)
+
+
+def normal(like: Tensor, key: Tensor, stream: int = 0) -> Tensor:
+    """Standard normals of the shape, dtype and device of `like`; each (key, stream) has its own."""
+    return _make(like.detach(), key, stream, False)
+
+
+def signs(like: Tensor, shape: tuple[int, ...], key: Tensor, stream: int = 0) -> Tensor:
+    """Draw random ±1 of a given shape, with the dtype and device of `like`."""
+    return _make(like.new_empty(shape), key, stream, True)
+
+
+def keep_mask(like: Tensor, shape: tuple[int, ...], rate: float, key: Tensor, stream: int = 0) -> Tensor:
+    """Draw a dropout mask: 1/(1 - rate) with probability 1 - rate, else 0."""
+    uniform = torch.special.ndtr(normal(like.new_empty(shape, dtype=torch.float32), key, stream))
+    return (uniform >= rate).to(like.dtype) / (1.0 - rate)

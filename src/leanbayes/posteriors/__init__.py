@@ -1,0 +1,7 @@
+"""How q(w) is stored: each posterior is a module over the flat weight vector of a `Layout`."""
+
+from leanbayes.posteriors.base import Posterior
+from leanbayes.posteriors.mean_field import MeanFieldPosterior
+from leanbayes.posteriors.point import PointPosterior
+
+__all__ = ["MeanFieldPosterior", "PointPosterior", "Posterior"]

@@ -1,0 +1,56 @@
+"""What every posterior offers; a new one is a subclass in a file of its own."""
+
+from collections.abc import Iterator
+
+from torch import Tensor, nn
+
+from leanbayes.layout import Layout
+
+
+class Posterior(nn.Module):
+    """A distribution q(w) over the flat vector of a layout's weights.
+
+    A subclass stores what it needs and gives `mean`, `variance`, `sample` and `kl`; the rules need nothing else.
+    All tensors have `layout.numel` entries, and all noise comes from the key.
+    """
+
+    def __init__(self, layout: Layout) -> None:
+        super().__init__()
+        self.layout = layout
+
+    def mean(self) -> Tensor:
+        """E[w]."""
+        raise NotImplementedError  # abstract
+
+    def variance(self) -> Tensor:
+        """Var[w], elementwise."""
+        raise NotImplementedError  # abstract
+
+    def sample(self, key: Tensor) -> Tensor:
+        """One draw of all weights, differentiable in the parameters of q."""
+        raise NotImplementedError  # abstract
+
+    def kl(self, key: Tensor) -> Tensor:
+        """KL(q ‖ prior), summed over the weights; the key is used where it has to be sampled."""
+        raise NotImplementedError  # abstract
+
+    @property
+    def kl_kind(self) -> str:
+        """Whether `kl` is "exact" (a closed form) or "monte-carlo" (from one draw)."""
+        return "exact"
+
+    def sample_and_kl(self, key: Tensor) -> tuple[Tensor, Tensor]:
+        """A draw and the KL; a subclass may do both in one pass."""
+        return self.sample(key), self.kl(key)
+
+    def perturbation(self, key: Tensor) -> Tensor:
+        """A draw less the mean, for flipout; the noise is symmetric around 0."""
+        return self.sample(key) - self.mean()
+
+    def scale_parameters(self) -> Iterator[nn.Parameter]:
+        """The parameters that hold spreads rather than means: they want an adaptive optimiser."""
+        return iter(())
+
+    def size(self) -> int:
+        """How many numbers are stored: parameters and buffers."""
+        return sum(t.numel() for t in [*self.parameters(), *self.buffers()])

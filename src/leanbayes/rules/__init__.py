@@ -1,0 +1,21 @@
+"""How random weights meet activations. A rule is one small class and one line in `RULES`."""
+
+from leanbayes.errors import LeanBayesError
+from leanbayes.rules.base import Rule
+from leanbayes.rules.flipout import Flipout
+from leanbayes.rules.local import Local
+from leanbayes.rules.mean import Mean
+from leanbayes.rules.sample import Sample
+from leanbayes.rules.weights import linear_in_weight
+
+RULES: dict[str, Rule] = {rule.name: rule for rule in (Sample(), Flipout(), Local(), Mean())}
+
+
+def get_rule(name: str) -> Rule:
+    """Look a rule up by its name."""
+    if name not in RULES:
+        raise LeanBayesError(f"The rule {name!r} is unknown: use one of {', '.join(RULES)}.")
+    return RULES[name]
+
+
+__all__ = ["RULES", "Rule", "get_rule", "linear_in_weight"]

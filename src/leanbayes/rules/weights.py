@@ -1,0 +1,242 @@
+"""Random weights as tensor-like values: unmodified layers call torch functions on them, and the rule answers.
+
+A `RandomWeight` holds a mean and a spread. Shape operations go to both; functions that are linear in the weight
+(`linear_in_weight` names them) go to the rule's `apply`; everything else is an error that names the operation.
+"""
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, ClassVar, Self
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from leanbayes.errors import UnsupportedOperation
+
+
+class NoiseSource:
+    """One key for a whole forward pass, and a stream number of its own for every use of noise in it."""
+
+    def __init__(self, key: Tensor) -> None:
+        self.key = key
+        self._streams = 0
+
+    def next_stream(self) -> int:
+        """Count up; stream 0 belongs to the draw of the weights."""
+        self._streams += 1
+        return self._streams
+
+
+@dataclass(frozen=True)
+class _LinearForm:
+    parameters: tuple[str, ...]
+    inputs: tuple[str, ...]
+    weight: str
+    bias: str | None
+    channel_dim: int
+
+
+@dataclass(frozen=True)
+class LinearUse:
+    """One call of a function that is linear in its weight, taken apart so that a rule can call it again."""
+
+    arguments: dict[str, Any]
+    form: _LinearForm
+
+    @property
+    def inputs(self) -> list[Tensor]:
+        """The values that multiply the weight; none for a lookup, whose indices do not."""
+        return [self.arguments[name] for name in self.form.inputs]
+
+    def call(self, function: Callable[..., Tensor], inputs: Iterable[Tensor], weight: Tensor, bias: bool) -> Tensor:
+        """Call with other inputs and weight, with or without the bias."""
+        arguments: dict[str, Any] = {
+            **self.arguments,
+            self.form.weight: weight,
+            **dict(zip(self.form.inputs, inputs, strict=True)),
+        }
+        if not bias and self.form.bias == "input":  # addmm cannot go without its first argument
+            arguments["beta"] = 0
+        elif not bias and self.form.bias in arguments:
+            arguments[self.form.bias] = None
+        positional = [arguments.pop(name) for name in self.form.parameters if name in self.arguments]
+        return function(*positional, **arguments)
+
+
+_FORMS: dict[Callable[..., Any], _LinearForm] = {}
+
+
+def linear_in_weight(
+    function: Callable[..., Any],
+    parameters: str,
+    *,
+    inputs: str = "input",
+    weight: str = "weight",
+    bias: str | None = "bias",
+    channel_dim: int = -1,
+) -> None:
+    """Tell `local` and `flipout` that each output of `function` is a sum of inputs times weights, each weight once.
+
+    parameters: the names of its arguments in order, separated by spaces. inputs: those that multiply the weight.
+    channel_dim: where an input and the output have their channels, counted from the last dimension.
+    """
+    names = tuple(parameters.split())
+    _FORMS[function] = _LinearForm(names, tuple(inputs.split()), weight, bias, channel_dim)
+
+
+_CONV = "input weight bias stride padding dilation groups"
+_CONV_TRANSPOSE = "input weight bias stride padding output_padding groups dilation"
+linear_in_weight(F.linear, "input weight bias")
+linear_in_weight(F.bilinear, "input1 input2 weight bias", inputs="input1 input2")
+for _dims in (1, 2, 3):
+    linear_in_weight(getattr(F, f"conv{_dims}d"), _CONV, channel_dim=-1 - _dims)
+    linear_in_weight(getattr(F, f"conv_transpose{_dims}d"), _CONV_TRANSPOSE, channel_dim=-1 - _dims)
+for _matmul in (torch.matmul, torch.mm, Tensor.matmul, Tensor.mm, Tensor.__matmul__):
+    linear_in_weight(_matmul, "input other", weight="other", bias=None)
+for _addmm in (torch.addmm, Tensor.addmm):
+    linear_in_weight(_addmm, "input mat1 mat2", inputs="mat1", weight="mat2", bias="input")
+linear_in_weight(
+    F.embedding, "input weight padding_idx max_norm norm_type scale_grad_by_freq sparse", inputs="", bias=None
+)
+
+_SHAPE_FUNCTIONS: set[Callable[..., Any]] = {
+    getattr(owner, name)
+    for owner in (torch, Tensor)
+    for name in (
+        "t transpose permute reshape view flatten unflatten squeeze unsqueeze chunk split narrow select unbind "
+        "movedim swapaxes contiguous to type_as float half bfloat16 double clone detach expand __getitem__"
+    ).split()
+    if hasattr(owner, name)
+} | {Tensor.T.__get__, Tensor.mT.__get__}  # type: ignore[attr-defined]
+_MULTIPLY = {torch.mul, Tensor.mul, Tensor.__mul__, Tensor.__rmul__}
+_DIVIDE = {torch.div, Tensor.div, Tensor.__truediv__}
+
+
+def _name(function: Callable[..., Any]) -> str:
+    return torch.overrides.resolve_name(function) or repr(function)
+
+
+def _random_weights(values: Iterable[Any]) -> Iterator["RandomWeight"]:
+    for value in values:
+        if isinstance(value, RandomWeight):
+            yield value
+        elif isinstance(value, (list, tuple)):
+            yield from _random_weights(value)
+
+
+class RandomWeight:
+    """A weight with a mean and a spread, in the place of a layer's tensor."""
+
+    rule: ClassVar[str]
+
+    def __init__(self, loc: Tensor, spread: Tensor, noise: NoiseSource, name: str) -> None:
+        self.loc, self.spread, self.noise, self.name = loc, spread, noise, name
+
+    def apply(self, function: Callable[..., Tensor], use: LinearUse) -> Tensor:
+        """Answer a call of a function that is linear in this weight."""
+        raise NotImplementedError  # abstract
+
+    def scaled(self, factor: Tensor | float) -> Self:
+        """Multiply by a constant."""
+        raise NotImplementedError  # abstract
+
+    def like(self, loc: Tensor, spread: Tensor) -> Self:
+        """Make the same kind of weight with other values."""
+        return type(self)(loc, spread, self.noise, self.name)
+
+    # What layers ask of a weight beside calling functions on it.
+    shape = property(lambda self: self.loc.shape)
+    dtype = property(lambda self: self.loc.dtype)
+    device = property(lambda self: self.loc.device)
+    ndim = property(lambda self: self.loc.ndim)
+    is_cuda = property(lambda self: self.loc.is_cuda)
+    requires_grad = property(lambda self: self.loc.requires_grad)
+    T = property(lambda self: self.like(self.loc.T, self.spread.T))
+    mT = property(lambda self: self.like(self.loc.mT, self.spread.mT))
+
+    def size(self, dim: int | None = None) -> Any:
+        """Shape, as for a tensor."""
+        return self.loc.shape if dim is None else self.loc.shape[dim]
+
+    def dim(self) -> int:
+        """Number of dimensions."""
+        return self.loc.dim()
+
+    def numel(self) -> int:
+        """Number of elements."""
+        return self.loc.numel()
+
+    def __len__(self) -> int:
+        return len(self.loc)
+
+    def __getitem__(self, index: Any) -> Self:
+        return self.like(self.loc[index], self.spread[index])
+
+    def __mul__(self, factor: Tensor | float) -> Self:
+        return self.scaled(factor)
+
+    __rmul__ = __mul__
+
+    def __truediv__(self, factor: Tensor | float) -> Self:
+        return self.scaled(1 / factor)
+
+    def __matmul__(self, other: Tensor) -> Any:
+        return torch.matmul(self, other)  # type: ignore[arg-type]
+
+    def __rmatmul__(self, other: Tensor) -> Any:
+        return torch.matmul(other, self)  # type: ignore[arg-type]
+
+    def __getattr__(self, name: str) -> Any:
+        method = getattr(Tensor, name, None)
+        if name.startswith("_") or method is None:
+            raise AttributeError(name)
+        if method not in _SHAPE_FUNCTIONS:
+            raise self._unsupported(f"torch.Tensor.{name}")
+        return lambda *args, **kwargs: self._reshaped(method, (self, *args), kwargs)
+
+    @classmethod
+    def __torch_function__(
+        cls, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        kwargs = dict(kwargs or {})
+        if func is F.multi_head_attention_forward:
+            from leanbayes.rules.attention import multi_head_attention_forward
+
+            return multi_head_attention_forward(*args, **kwargs)
+        self = next(_random_weights((*args, *kwargs.values())))
+        if func in _SHAPE_FUNCTIONS:
+            return self._reshaped(func, args, kwargs)
+        if func in _MULTIPLY and len(list(_random_weights(args))) == 1:
+            return self.scaled(args[1] if args[0] is self else args[0])
+        if func in _DIVIDE and not isinstance(args[1], RandomWeight):
+            return self.scaled(1 / args[1])
+        form = _FORMS.get(func)
+        if form is None:
+            raise self._unsupported(_name(func))
+        return self._apply_linear(func, form, args, kwargs)
+
+    def _apply_linear(
+        self, func: Callable[..., Any], form: _LinearForm, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Any:
+        arguments = {**dict(zip(form.parameters, args, strict=False)), **kwargs}
+        for name, value in arguments.items():
+            if isinstance(value, RandomWeight) and name != form.weight:
+                raise self._unsupported(f"{_name(func)} with a random argument {name!r}")
+        if arguments.get("max_norm") is not None:
+            raise self._unsupported(f"{_name(func)} with max_norm")
+        return arguments[form.weight].apply(func, LinearUse(arguments, form))
+
+    def _reshaped(self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        loc = func(*(a.loc if isinstance(a, RandomWeight) else a for a in args), **kwargs)
+        spread = func(*(a.spread if isinstance(a, RandomWeight) else a for a in args), **kwargs)
+        if isinstance(loc, Tensor):
+            return self.like(loc, spread)
+        return tuple(self.like(m, s) for m, s in zip(loc, spread, strict=True))
+
+    def _unsupported(self, operation: str) -> UnsupportedOperation:
+        return UnsupportedOperation(
+            f"The rule {self.rule!r} has no formula for {operation} on the Bayesian weight {self.name!r}: "
+            'use bnn.using("sample"), leave the weight out with select=, '
+            "or register the operation with leanbayes.rules.linear_in_weight."
+        )

@@ -1,0 +1,139 @@
+"""One safetensors file a model: tensors, and a versioned JSON header of settings. Nothing in it is ever executed."""
+
+import contextlib
+import json
+import os
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+from torch import Tensor, nn
+
+from leanbayes import config
+from leanbayes.bayesian import BayesianModel, Method, assemble
+from leanbayes.errors import FileFormatError, LeanBayesError
+from leanbayes.layout import Layout, Report, ReportRow
+from leanbayes.likelihoods import Likelihood
+
+VERSION = 1
+_HEADER = "leanbayes"
+
+
+def save(bnn: BayesianModel, path: str | os.PathLike[str]) -> None:
+    """Write the model to `path`; a crash or a full disk leaves an older file there as it was."""
+    tensors, aliases = _without_aliases(bnn.state_dict())
+    header = {
+        "version": VERSION,
+        "method": config.encode(bnn.method),
+        "likelihood": config.encode(bnn.likelihood),
+        "rule": bnn.rule,
+        "trained_rule": bnn.trained_rule,
+        "layout": bnn.saved_layout().to_json(),
+        "report": [[row.name, list(row.shape), row.bayesian, row.reason] for row in bnn.report.rows],
+        "aliases": aliases,
+    }
+    target = Path(path)
+    try:
+        descriptor, temporary = tempfile.mkstemp(dir=target.parent, prefix=target.name, suffix=".part")
+    except OSError as error:
+        raise LeanBayesError(
+            f"Cannot write {target}: {error.strerror}; choose a folder that exists and is writable."
+        ) from None
+    os.close(descriptor)
+    try:
+        save_file(tensors, temporary, metadata={_HEADER: json.dumps(header)})
+        with open(temporary, "rb") as file:
+            os.fsync(file.fileno())
+        umask = os.umask(0)
+        os.umask(umask)
+        os.chmod(temporary, 0o666 & ~umask)
+        os.replace(temporary, target)
+    except (OSError, SafetensorError) as error:
+        raise LeanBayesError(f"Cannot write {target}: {error}; an older file there is intact.") from None
+    finally:
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(temporary)
+
+
+def load(path: str | os.PathLike[str], model: nn.Module) -> BayesianModel:
+    """Read a saved model; `model` is a network of the same architecture, whose weights do not matter."""
+    header, tensors = _read(path)
+    try:
+        method, likelihood = config.decode(header["method"]), config.decode(header["likelihood"])
+        layout = Layout.from_json(header["layout"])
+        report = Report(
+            tuple(ReportRow(n, tuple(shape), bayesian, why) for n, shape, bayesian, why in header["report"])
+        )
+        rule, trained_rule, aliases = header["rule"], header["trained_rule"], header["aliases"]
+        if not isinstance(method, Method) or not isinstance(likelihood, Likelihood):
+            raise TypeError("method or likelihood")
+        tensors |= {alias: tensors[name] for alias, name in aliases.items()}
+    except (KeyError, TypeError, AttributeError, ValueError) as error:
+        if isinstance(error, LeanBayesError):
+            raise
+        raise FileFormatError(f"The header of {path} is damaged ({error}): save the model again.") from None
+    parameters = dict(model.named_parameters(remove_duplicate=False))
+    for slot in layout:
+        for name in slot.names:
+            if name not in parameters or tuple(parameters[name].shape) != slot.shape:
+                found = f"shape {tuple(parameters[name].shape)}" if name in parameters else "no such parameter"
+                raise FileFormatError(
+                    f"{path} was saved from another network: it has {name} of shape {slot.shape}, and this model has "
+                    f"{found}. Pass a model of the same architecture."
+                )
+    bnn = assemble(model, method, layout, report, likelihood, 0, {})
+    bnn.rule, bnn.trained_rule = rule, trained_rule
+    _load_tensors(bnn, tensors, path)
+    return bnn
+
+
+def _without_aliases(state: dict[str, Tensor]) -> tuple[dict[str, Tensor], dict[str, str]]:
+    """Keep one name for tensors that share memory, as tied parameters do; safetensors stores no sharing."""
+    kept: dict[str, Tensor] = {}
+    aliases: dict[str, str] = {}
+    first: dict[Any, str] = {}
+    for name, tensor in state.items():
+        place = (tensor.data_ptr(), tensor.shape, tensor.stride(), tensor.dtype, tensor.device)
+        if tensor.numel() and place in first:
+            aliases[name] = first[place]
+        else:
+            first[place] = name
+            kept[name] = tensor.detach().contiguous()
+    return kept, aliases
+
+
+def _read(path: str | os.PathLike[str]) -> tuple[dict[str, Any], dict[str, Tensor]]:
+    if not Path(path).is_file():
+        raise FileFormatError(f"There is no file {path}: check the path.")
+    try:
+        with safe_open(path, framework="pt") as file:
+            metadata = file.metadata() or {}
+            header = json.loads(metadata[_HEADER]) if _HEADER in metadata else None
+            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (it is no dict)
+    except (SafetensorError, json.JSONDecodeError, OSError) as error:
+        raise FileFormatError(f"{path} is truncated, or no safetensors file ({error}): save the model again.") from None
+    if not isinstance(header, dict):
+        raise FileFormatError(f"{path} is a safetensors file, but not one that leanbayes saved.")
+    if header.get("version") != VERSION:
+        raise FileFormatError(
+            f"{path} has the format version {header.get('version')}, and this leanbayes reads {VERSION}: update it."
+        )
+    return header, tensors
+
+
+@torch.no_grad()
+def _load_tensors(bnn: BayesianModel, tensors: dict[str, Tensor], path: str | os.PathLike[str]) -> None:
+    """Copy every tensor into its place, bit by bit: parameters first take the dtype of the file."""
+    for name, tensor in [*bnn.named_parameters(), *bnn.named_buffers()]:
+        if name in tensors and tensors[name].dtype != tensor.dtype:
+            tensor.data = tensor.data.to(tensors[name].dtype)
+    try:
+        bnn.load_state_dict(tensors)
+    except RuntimeError as error:
+        first = str(error).splitlines()[1].strip() if "\n" in str(error) else str(error)
+        raise FileFormatError(
+            f"{path} was saved from another network ({first}): pass a model of the same architecture."
+        ) from None
