@@ -5,7 +5,7 @@ class LeanBayesError(ValueError):
     """A user's mistake, told in one sentence with its remedy."""
 
 
-class UnsupportedOperation(LeanBayesError, TypeError):
+class UnsupportedOperation(LeanBayesError):
     """A rule met a torch operation on a random weight that it has no formula for."""
 
 

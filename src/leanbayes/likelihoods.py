@@ -164,7 +164,7 @@ class Gaussian(Likelihood):
 
     def accumulator(self) -> Accumulator:
         """Average the outputs; their spread is epistemic."""
-        return MomentAccumulator(lambda output: (_float(output), self.std.square().to(output.device)))
+        return MomentAccumulator(lambda output: (_float(output), self.std.square().to(_float(output))))
 
 
 @configurable

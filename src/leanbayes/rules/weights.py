@@ -60,8 +60,12 @@ class LinearUse:
             arguments["beta"] = 0
         elif not bias and self.form.bias in arguments:
             arguments[self.form.bias] = None
-        positional = [arguments.pop(name) for name in self.form.parameters if name in self.arguments]
-        return function(*positional, **arguments)
+        leading = []  # methods take their first arguments by position only
+        for name in self.form.parameters:
+            if name not in arguments:
+                break
+            leading.append(arguments.pop(name))
+        return function(*leading, **arguments)
 
 
 _FORMS: dict[Callable[..., Any], _LinearForm] = {}
@@ -174,12 +178,24 @@ class RandomWeight:
         return self.like(self.loc[index], self.spread[index])
 
     def __mul__(self, factor: Tensor | float) -> Self:
+        if isinstance(factor, RandomWeight):
+            raise self._unsupported("a product with another random weight")
         return self.scaled(factor)
 
     __rmul__ = __mul__
 
     def __truediv__(self, factor: Tensor | float) -> Self:
-        return self.scaled(1 / factor)
+        if isinstance(factor, RandomWeight):
+            raise self._unsupported("a division by another random weight")
+        return self * (1 / factor)
+
+    def __neg__(self) -> Self:
+        return self * -1.0
+
+    def __add__(self, other: Any) -> Self:
+        raise self._unsupported("arithmetic other than a constant factor (such as weight standardisation)")
+
+    __radd__ = __sub__ = __rsub__ = __pow__ = __rtruediv__ = __add__
 
     def __matmul__(self, other: Tensor) -> Any:
         return torch.matmul(self, other)  # type: ignore[arg-type]
@@ -207,10 +223,10 @@ class RandomWeight:
         self = next(_random_weights((*args, *kwargs.values())))
         if func in _SHAPE_FUNCTIONS:
             return self._reshaped(func, args, kwargs)
-        if func in _MULTIPLY and len(list(_random_weights(args))) == 1:
-            return self.scaled(args[1] if args[0] is self else args[0])
-        if func in _DIVIDE and not isinstance(args[1], RandomWeight):
-            return self.scaled(1 / args[1])
+        if func in _MULTIPLY:
+            return self * (args[1] if args[0] is self else args[0])
+        if func in _DIVIDE and args[0] is self:
+            return self / args[1]
         form = _FORMS.get(func)
         if form is None:
             raise self._unsupported(_name(func))

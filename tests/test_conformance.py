@@ -1,0 +1,260 @@
+"""One table: every (method, rule) row passes the same battery. A new method or rule is one more row."""
+
+import copy
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+import torch
+from networks import CASES
+from torch import Tensor, nn
+
+import leanbayes as lb
+from leanbayes.bayesian import Method
+
+
+@dataclass(frozen=True)
+class Row:
+    """A method as a user would make it, and the same with its noise turned down to nothing."""
+
+    method: Method
+    quiet: Method
+    rule: str
+    unsupported: tuple[str, ...] = ()  # networks with an operation that the rule cannot do, and says so
+
+
+def mean_field(rule: str, unsupported: tuple[str, ...] = (), **settings: Any) -> Row:
+    quiet = lb.MeanField(init_std=1e-7, relative=False, rule=rule, **settings)
+    return Row(lb.MeanField(rule=rule, **settings), quiet, rule, unsupported)
+
+
+ROWS: dict[str, Row] = {
+    "MeanField sample": mean_field("sample"),
+    "MeanField flipout": mean_field("flipout", ("lstm",)),
+    "MeanField local": mean_field("local", ("lstm",)),
+    "MeanField mean": mean_field("mean"),
+    "MeanField sample, prior per layer": mean_field("sample", prior=lb.Normal("fan_in", center="pretrained")),
+    "MeanField sample, mixture prior": mean_field("sample", prior=lb.ScaleMixture()),
+    "Deterministic": Row(lb.Deterministic(), lb.Deterministic(), "mean"),
+    "Ensemble": Row(lb.Ensemble(2), lb.Ensemble(1), "sample"),
+    "MCDropout": Row(lb.MCDropout(0.2), lb.MCDropout(1e-9), "sample"),
+}
+# The networks of the battery that looks at one of a kind; the first test takes them all.
+SOME = ("cnn", "vit_mha", "autoencoder", "lstm", "language_model")
+
+
+def supported(row: Row, network: str, run: Callable[[], Any]) -> bool:
+    """Run, or see the clear refusal of an operation that the rule cannot do."""
+    if network in row.unsupported:
+        with pytest.raises(lb.UnsupportedOperation, match=r"use bnn\.using"):
+            run()
+        return False
+    run()
+    return True
+
+
+def build(row: Row, network: str, dtype: torch.dtype = torch.float32) -> tuple[lb.BayesianModel, Tensor, Tensor]:
+    """A Bayesian model of a network, inputs, and labels that it could have."""
+    case = CASES[network]
+    net = case.build().to(dtype)
+    x = case.example()
+    x = x.to(dtype) if x.is_floating_point() else x
+    return lb.bayesianize(net, row.method), x, net(x).detach().argmax(1)
+
+
+rows = pytest.mark.parametrize("row", ROWS.values(), ids=list(ROWS))
+some_networks = pytest.mark.parametrize("network", SOME)
+
+
+@rows
+@pytest.mark.parametrize("network", CASES)
+def test_pretrained_outputs_are_kept_without_noise(row: Row, network: str) -> None:
+    case = CASES[network]
+    net, x = case.build().double().eval(), case.example()
+    x = x.double() if x.is_floating_point() else x
+    bnn = lb.bayesianize(net, row.quiet)
+    assert not bnn.training
+    if supported(row, network, lambda: bnn(x)):
+        torch.testing.assert_close(bnn(x), net(x), rtol=1e-4, atol=1e-4)
+
+
+@rows
+@some_networks
+def test_kl_is_that_of_torch_distributions(row: Row, network: str) -> None:
+    bnn, _, _ = build(row, network, torch.float64)
+    if not len(bnn.layout):
+        assert bnn.kl() == 0
+        return
+    q = torch.distributions.Normal(bnn.posterior.mean(), bnn.posterior.variance().sqrt())
+    if bnn.kl_kind == "monte-carlo":  # then it is the log ratio at one draw
+        with bnn.frozen(0):
+            weights = bnn.posterior.sample(bnn.next_draw().key)
+            mixture = torch.distributions.Categorical(torch.tensor([0.5, 0.5], dtype=torch.float64))
+            p = torch.distributions.Normal(torch.zeros(2), torch.tensor([0.5, 0.01], dtype=torch.float64))
+            prior = torch.distributions.MixtureSameFamily(mixture, p)
+            torch.testing.assert_close(bnn.kl(), (q.log_prob(weights) - prior.log_prob(weights)).sum())
+        return
+    terms = bnn.posterior.prior.normal_terms()  # type: ignore[union-attr, operator]
+    p = torch.distributions.Normal(torch.zeros(()) if terms.loc is None else terms.loc, torch.as_tensor(terms.scale))
+    torch.testing.assert_close(bnn.kl(), torch.distributions.kl_divergence(q, p).sum())
+
+
+@rows
+@some_networks
+@pytest.mark.parametrize("samples", [1, 3])
+def test_gradient_of_the_elbo_is_its_slope(row: Row, network: str, samples: int) -> None:
+    """With frozen noise the ELBO is a function of the parameters: its gradient against central differences in fp64."""
+    bnn, x, y = build(row, network, torch.float64)
+    bnn.eval()  # batch statistics would make the slope of a ReLU network rough
+    parameters = [p for p in bnn.parameters() if p.requires_grad]
+
+    def loss() -> Tensor:
+        generator = torch.Generator().manual_seed(7)
+        return lb.elbo(bnn, x, y, num_data=100, samples=samples, generator=generator)
+
+    if not supported(row, network, loss):
+        return
+    gradients = torch.autograd.grad(loss(), parameters, allow_unused=True)
+    generator = torch.Generator().manual_seed(1)
+    directions = [torch.randn(p.shape, generator=generator, dtype=p.dtype) for p in parameters]
+    slope = sum((g * d).sum() for g, d in zip(gradients, directions, strict=True) if g is not None)
+    step = 1e-6
+
+    @torch.no_grad()
+    def moved(distance: float) -> Tensor:
+        for p, d in zip(parameters, directions, strict=True):
+            p.add_(d, alpha=distance)
+        value = loss()
+        for p, d in zip(parameters, directions, strict=True):
+            p.sub_(d, alpha=distance)
+        return value
+
+    expected = (moved(step) - moved(-step)) / (2 * step)
+    torch.testing.assert_close(torch.as_tensor(slope), expected, rtol=1e-4, atol=1e-6)
+
+
+@rows
+@some_networks
+def test_a_frozen_draw_repeats_and_others_differ(row: Row, network: str) -> None:
+    bnn, x, _ = build(row, network)
+    bnn.eval()
+    if not supported(row, network, lambda: bnn(x)):
+        return
+    with bnn.frozen(3):
+        assert torch.equal(bnn(x), bnn(x))
+    differs = not torch.equal(bnn(x), bnn(x))
+    assert differs == (row.rule != "mean" and not isinstance(row.method, lb.Ensemble))
+
+
+@rows
+@some_networks
+def test_training_lowers_the_loss(row: Row, network: str) -> None:
+    bnn, x, y = build(row, network)
+    optimiser = torch.optim.Adam(bnn.parameters(), lr=1e-2)
+
+    def step() -> float:
+        optimiser.zero_grad()
+        loss = lb.elbo(bnn, x, y, num_data=10_000)
+        loss.backward()
+        optimiser.step()
+        return loss.item()
+
+    if not supported(row, network, step):
+        return
+    losses = [step() for _ in range(30)]
+    assert sum(losses[-5:]) < sum(losses[:5])
+    moved = [p for p in bnn.scale_parameters() if p.grad is not None and p.grad.abs().max() > 0]
+    assert len(moved) == len(bnn.scale_parameters())
+
+
+@rows
+@some_networks
+def test_saved_and_loaded_is_bit_equal(row: Row, network: str, tmp_path: Any) -> None:
+    bnn, x, _ = build(row, network)
+    if not supported(row, network, lambda: bnn(x)):
+        return
+    bnn.save(tmp_path / "model.safetensors")
+    other = lb.load(tmp_path / "model.safetensors", CASES[network].build())
+    state, loaded = bnn.state_dict(), other.state_dict()
+    assert state.keys() == loaded.keys()
+    assert all(torch.equal(state[name], loaded[name]) for name in state)
+    assert torch.equal(bnn.predict(x, 2).probs, other.predict(x, 2).probs)
+
+
+@rows
+@some_networks
+def test_a_deep_copy_is_equal_and_independent(row: Row, network: str) -> None:
+    bnn, x, y = build(row, network)
+    if not supported(row, network, lambda: bnn(x)):
+        return
+    twin = copy.deepcopy(bnn)
+    with bnn.frozen(0), twin.frozen(0):
+        assert torch.equal(bnn.eval()(x), twin.eval()(x))
+        lb.elbo(twin, x, y, num_data=100).backward()
+        torch.optim.SGD(twin.parameters(), lr=1.0).step()
+        assert not torch.equal(bnn(x), twin(x))
+
+
+@rows
+@some_networks
+def test_dtype_moves(row: Row, network: str) -> None:
+    bnn, x, y = build(row, network)
+    if not supported(row, network, lambda: bnn(x)):
+        return
+    for dtype in (torch.float64, torch.bfloat16, torch.float32):
+        bnn.to(dtype)
+        inputs = x.to(dtype) if x.is_floating_point() else x
+        assert bnn(inputs).dtype == dtype
+        lb.elbo(bnn, inputs, y, num_data=100).backward()
+        bnn.zero_grad()
+
+
+@rows
+@some_networks
+def test_bf16_autocast(row: Row, network: str) -> None:
+    bnn, x, y = build(row, network)
+
+    def loss(enabled: bool) -> Tensor:
+        with torch.autocast("cpu", torch.bfloat16, enabled=enabled), bnn.frozen(1):
+            return lb.elbo(bnn, x, y, num_data=10_000)
+
+    if supported(row, network, lambda: loss(False)):
+        torch.testing.assert_close(loss(True), loss(False), rtol=5e-2, atol=5e-2)
+        loss(True).backward()
+        assert all(p.grad is None or p.grad.dtype == torch.float32 for p in bnn.parameters())
+
+
+@rows
+@pytest.mark.parametrize("network", ["cnn", "vit_mha", "language_model"])
+def test_compiled_whole_graph_equals_eager(row: Row, network: str) -> None:
+    torch.compiler.reset()
+    bnn, x, y = build(row, network)
+    bnn.eval()
+    if isinstance(row.method, lb.Ensemble):  # its members are run one by one, each a graph of its own
+        bnn = lb.bayesianize(CASES[network].build().eval(), lb.Ensemble(1))
+
+    def loss() -> Tensor:
+        return lb.elbo(bnn, x, y, num_data=100)
+
+    parameters = [p for p in bnn.parameters() if p.requires_grad]
+    compiled = torch.compile(loss, fullgraph=True, backend="aot_eager")
+    results = []
+    for function in (loss, compiled):
+        with bnn.frozen(2):
+            value = function()
+            results.append([value, *torch.autograd.grad(value, parameters, allow_unused=True)])
+    for eager, graph in zip(*results, strict=True):
+        torch.testing.assert_close(graph, eager, rtol=1e-4, atol=1e-5)
+    assert compiled() is not None  # and with fresh noise
+
+
+def test_inductor_takes_fresh_noise_without_compiling_again() -> None:
+    torch.compiler.reset()
+    bnn = lb.bayesianize(nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 2)), lb.MeanField())
+    x, y = torch.randn(3, 4), torch.zeros(3, dtype=torch.long)
+    step = torch.compile(lambda: lb.elbo(bnn, x, y, num_data=100), fullgraph=True)
+    first = step()
+    with torch.compiler.set_stance("fail_on_recompile"):
+        others = [step() for _ in range(3)]
+    assert len({loss.item() for loss in [first, *others]}) == 4

@@ -1,0 +1,71 @@
+"""Two processes train as one does: each has noise of its own, and the KL is counted once."""
+
+from pathlib import Path
+
+import pytest
+import torch
+import torch.distributed as dist
+import torch.multiprocessing as mp
+from networks import CASES
+from test_conformance import ROWS
+from torch import Tensor
+from torch.nn.parallel import DistributedDataParallel
+
+import leanbayes as lb
+
+STEPS, WORLD = 3, 2
+
+
+def build(row: str) -> tuple[lb.BayesianModel, Tensor, Tensor, torch.optim.Optimizer]:
+    net = CASES["cnn"].build()
+    bnn = lb.bayesianize(net, ROWS[row].method)
+    x = CASES["cnn"].example()
+    y = net.eval()(x).argmax(1)
+    return bnn, x, y, torch.optim.SGD(bnn.parameters(), lr=0.05)
+
+
+def state_after(bnn: lb.BayesianModel) -> dict[str, Tensor]:
+    return {name: p.detach().clone() for name, p in bnn.named_parameters()}
+
+
+def worker(rank: int, folder: str, row: str) -> None:
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo", init_method=f"file://{folder}/meet", rank=rank, world_size=WORLD)
+    bnn, x, y, optimiser = build(row)
+    model = DistributedDataParallel(bnn)
+    half = slice(rank * len(x) // WORLD, (rank + 1) * len(x) // WORLD)
+    losses = []
+    for _ in range(STEPS):
+        optimiser.zero_grad()
+        loss = lb.elbo(model, x[half], y[half], num_data=100)
+        loss.backward()
+        optimiser.step()
+        losses.append(loss.detach())
+    torch.save({"state": state_after(bnn), "losses": torch.stack(losses)}, f"{folder}/{rank}.pt")
+    dist.destroy_process_group()
+
+
+@pytest.mark.parametrize("row", [name for name in ROWS if "prior" not in name])
+def test_two_processes_train_as_one(row: str, tmp_path: Path) -> None:
+    mp.spawn(worker, (str(tmp_path), row), nprocs=WORLD)
+    ranks = [torch.load(tmp_path / f"{rank}.pt") for rank in range(WORLD)]
+    bnn, x, y, optimiser = build(row)
+    losses = torch.zeros(WORLD, STEPS)
+    members = bnn.members or 1
+    for step in range(STEPS):
+        optimiser.zero_grad()
+        for rank in range(WORLD):
+            half = slice(rank * len(x) // WORLD, (rank + 1) * len(x) // WORLD)
+            # What rank r of w draws at its t-th draw is draw t·w + r of one process.
+            bnn.noise.state[1] = (step * members) * WORLD + rank
+            loss = lb.elbo(bnn, x[half], y[half], num_data=100)
+            (loss / WORLD).backward()
+            losses[rank, step] = loss.detach()
+        optimiser.step()
+    for rank in range(WORLD):
+        torch.testing.assert_close(ranks[rank]["losses"], losses[rank], rtol=1e-4, atol=1e-5)
+        for name, value in state_after(bnn).items():
+            torch.testing.assert_close(ranks[rank]["state"][name], value, rtol=1e-4, atol=1e-5)
+            assert torch.equal(ranks[rank]["state"][name], ranks[0]["state"][name])
+    if "sample" in row or "Dropout" in row:
+        assert not torch.equal(ranks[0]["losses"], ranks[1]["losses"])

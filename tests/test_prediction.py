@@ -1,0 +1,285 @@
+"""Predictions and their uncertainty, against loops written by hand."""
+
+import warnings
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from networks import CASES
+from torch import Tensor, distributions, nn
+
+import leanbayes as lb
+from leanbayes.bayesian import BayesianModel
+from leanbayes.cost import PeakMemory
+
+few = settings(max_examples=25, deadline=None)
+RULES = ["sample", "flipout", "local", "mean"]
+
+
+@pytest.fixture(autouse=True)
+def _seeded() -> Iterator[None]:
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        yield
+
+
+def generator(seed: int = 7) -> torch.Generator:
+    return torch.Generator().manual_seed(seed)
+
+
+def make(name: str) -> tuple[BayesianModel, Tensor]:
+    return lb.bayesianize(CASES[name].build(), lb.MeanField(init_std=0.3)), CASES[name].example()
+
+
+class Table(nn.Module):
+    """A stub network: its output is a parameter, whatever the input."""
+
+    def __init__(self, values: Tensor) -> None:
+        super().__init__()
+        self.values = nn.Parameter(values)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.values
+
+
+def from_draws(outputs: Tensor, likelihood: Any) -> Any:
+    """What is predicted when the draws of the output are these: an ensemble of tables."""
+    bnn = lb.bayesianize(Table(outputs[0]), lb.Ensemble(members=len(outputs)), likelihood=likelihood)
+    with torch.no_grad():
+        for parameter, output in zip(bnn.network.parameters(), outputs, strict=True):
+            parameter.copy_(output)
+    return bnn.predict(torch.zeros(1, 1), keep_outputs=True)
+
+
+# -- the average over draws, and its uncertainty ----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("rule", RULES)
+@pytest.mark.parametrize("name", ["mlp", "cnn", "autoencoder", "language_model"])
+def test_probabilities_are_averaged_over_draws(name: str, rule: str) -> None:
+    bnn, x = make(name)
+    pred = bnn.predict(x, samples=5, rule=rule, generator=generator(), keep_outputs=True)
+    source, outputs = generator(), []
+    bnn.eval().rule = rule
+    with torch.no_grad():
+        for _ in range(5):
+            with bnn.drawn(bnn.next_draw(source)) as call:
+                outputs.append(call(x))
+    torch.testing.assert_close(pred.outputs, torch.stack(outputs))
+    torch.testing.assert_close(pred.probs, torch.stack(outputs).softmax(2).mean(0))
+    assert pred.samples == 5
+    assert (pred.label == pred.probs.argmax(1)).all()
+    assert (pred.confidence == pred.probs.amax(1)).all()
+
+
+@few
+@given(st.integers(1, 6), st.integers(1, 5), st.booleans(), st.floats(0.0, 30.0), st.integers(0, 2**32))
+def test_entropy_is_expected_entropy_plus_information(
+    draws: int, classes: int, dense: bool, scale: float, seed: int
+) -> None:
+    shape = (draws, 3, classes, 2, 4) if dense else (draws, 3, classes)
+    outputs = scale * torch.randn(shape, generator=generator(seed), dtype=torch.float64)
+    pred = from_draws(outputs, lb.Categorical())
+    each = distributions.Categorical(logits=outputs.movedim(2, -1))
+    total = distributions.Categorical(probs=each.probs.mean(0)).entropy()
+    torch.testing.assert_close(pred.probs.movedim(1, -1), each.probs.mean(0))
+    torch.testing.assert_close(pred.entropy, total, atol=1e-9, rtol=1e-9)
+    torch.testing.assert_close(pred.expected_entropy, each.entropy().mean(0), atol=1e-9, rtol=1e-9)
+    torch.testing.assert_close(pred.entropy, pred.expected_entropy + pred.mutual_information, atol=1e-9, rtol=0)
+    assert (pred.mutual_information >= 0).all()
+
+
+def test_certain_draws_have_finite_entropy() -> None:
+    pred = from_draws(torch.tensor([[[200.0, -200.0]], [[-200.0, 200.0]]]), lb.Categorical())
+    assert pred.expected_entropy.item() == 0
+    assert pred.mutual_information.item() == pytest.approx(torch.tensor(2.0).log().item())
+
+
+@few
+@given(st.integers(1, 6), st.lists(st.integers(1, 4), min_size=1, max_size=3), st.integers(0, 2**32))
+def test_bernoulli(draws: int, shape: list[int], seed: int) -> None:
+    outputs = 4 * torch.randn(draws, *shape, generator=generator(seed), dtype=torch.float64)
+    pred = from_draws(outputs, lb.Bernoulli())
+    each = distributions.Bernoulli(logits=outputs)
+    mean = distributions.Bernoulli(probs=each.probs.mean(0))
+    torch.testing.assert_close(pred.probs, mean.probs)
+    torch.testing.assert_close(pred.entropy, mean.entropy(), atol=1e-6, rtol=0)  # torch clamps its probabilities
+    torch.testing.assert_close(pred.expected_entropy, each.entropy().mean(0), atol=1e-6, rtol=0)
+    torch.testing.assert_close(pred.mutual_information, pred.entropy - pred.expected_entropy, atol=1e-9, rtol=0)
+    assert (pred.mutual_information >= 0).all()
+    assert (pred.label == (pred.probs >= 0.5)).all()
+
+
+@few
+@given(st.integers(1, 7), st.booleans(), st.integers(0, 2**32))
+def test_variance_obeys_the_law_of_total_variance(draws: int, heteroscedastic: bool, seed: int) -> None:
+    outputs = torch.randn(draws, 4, 6, generator=generator(seed), dtype=torch.float64)
+    if heteroscedastic:
+        pred = from_draws(outputs, lb.HeteroscedasticGaussian(1e-4))
+        mean, noise = outputs[..., :3], nn.functional.softplus(outputs[..., 3:]) + 1e-4
+    else:
+        pred = from_draws(outputs, lb.Gaussian(0.5))
+        mean, noise = outputs, torch.full_like(outputs, 0.25)
+    torch.testing.assert_close(pred.mean, mean.mean(0))
+    torch.testing.assert_close(pred.aleatoric_variance.double(), noise.mean(0), rtol=1e-6, atol=0)
+    torch.testing.assert_close(pred.epistemic_variance, mean.var(0, correction=0))
+    mixture = distributions.MixtureSameFamily(  # the predictive distribution itself
+        distributions.Categorical(torch.ones(draws, dtype=torch.float64)),
+        distributions.Normal(mean.movedim(0, -1), noise.movedim(0, -1).sqrt()),
+    )
+    torch.testing.assert_close(pred.variance, mixture.variance, rtol=1e-6, atol=0)
+    torch.testing.assert_close(pred.std, mixture.variance.sqrt(), rtol=1e-6, atol=0)
+
+
+def test_variance_survives_a_large_mean_in_single_precision() -> None:
+    outputs = 1e6 + 4 * torch.randn(50, 20)
+    pred = from_draws(outputs, lb.Gaussian(1.0))
+    expected = outputs.double().var(0, correction=0).float()
+    torch.testing.assert_close(pred.epistemic_variance, expected, rtol=0.02, atol=0)
+    naive = outputs.square().mean(0) - outputs.mean(0).square()
+    assert ((naive - expected).abs() > 0.5 * expected).any()  # else this test would show nothing
+
+
+def test_kept_outputs_are_not_changed_afterwards() -> None:
+    outputs = torch.rand(4, 3, 2)
+    for likelihood in (lb.Categorical(), lb.Bernoulli(), lb.Gaussian(), lb.HeteroscedasticGaussian()):
+        assert from_draws(outputs, likelihood).outputs.equal(outputs)
+
+
+@pytest.mark.parametrize("likelihood", [lb.Categorical(), lb.Bernoulli(), lb.Gaussian(0.3)])
+def test_deterministic_network_has_no_epistemic_uncertainty(likelihood: Any) -> None:
+    bnn = lb.bayesianize(CASES["mlp"].build(), lb.Deterministic(), likelihood=likelihood)
+    pred = bnn.predict(CASES["mlp"].example())
+    epistemic = pred.epistemic_variance if isinstance(pred, lb.RegressionPrediction) else pred.mutual_information
+    assert epistemic.abs().max() < 1e-6
+
+
+# -- how it is done ---------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("method", "rule", "samples"),
+    [
+        (lb.MeanField(), None, 30),
+        (lb.MeanField(samples=7), "local", 7),
+        (lb.MeanField(), "mean", 1),
+        (lb.MeanField(rule="mean"), None, 1),
+        (lb.Deterministic(), None, 1),
+        (lb.MCDropout(0.2), None, 30),
+        (lb.MCDropout(0.2), "mean", 1),
+        (lb.Ensemble(members=3), None, 3),
+    ],
+)
+def test_default_number_of_draws(method: Any, rule: str | None, samples: int) -> None:
+    bnn = lb.bayesianize(CASES["mlp"].build(), method)
+    assert bnn.predict(CASES["mlp"].example(), rule=rule).samples == samples
+
+
+@pytest.mark.parametrize("name", ["mlp", "cnn", "autoencoder", "lstm"])
+@pytest.mark.parametrize("rule", ["sample", "mean"])
+def test_a_tiny_budget_changes_nothing(name: str, rule: str) -> None:
+    bnn, x = make(name)
+    x = torch.cat([x, 2 * x, -x])
+    whole = bnn.predict(x, samples=3, rule=rule, generator=generator())
+    cut = bnn.predict(x, samples=3, rule=rule, generator=generator(), memory_budget=1)
+    torch.testing.assert_close(cut.probs, whole.probs)
+    torch.testing.assert_close(cut.expected_entropy, whole.expected_entropy)
+
+
+@pytest.mark.parametrize("rule", ["flipout", "local"])
+def test_chunks_have_noise_of_their_own(rule: str) -> None:
+    bnn, x = make("mlp")
+    pred = bnn.predict(x[:1].repeat(6, 1), samples=2, rule=rule, memory_budget=1, keep_outputs=True)
+    assert len(pred.outputs.flatten(0, 1).unique(dim=0)) == 12
+
+
+@pytest.mark.parametrize("rule", RULES)
+def test_the_budget_bounds_the_memory(rule: str) -> None:
+    network = nn.Sequential(nn.Linear(8, 2000), nn.ReLU(), nn.Linear(2000, 2))
+    bnn, x = lb.bayesianize(network, lb.MeanField()), torch.randn(512, 8)
+
+    def peak(budget: int | None) -> int:
+        with PeakMemory() as memory:
+            bnn.predict(x, samples=2, rule=rule, memory_budget=budget)
+        return memory.peak_bytes
+
+    budget, weights, outputs = 1 << 18, 4 * bnn.layout.numel, 4 * 2 * 512
+    assert peak(None) > 10 * budget
+    assert peak(budget) <= budget + 4 * weights + 5 * outputs  # the budget is for activations
+
+
+class TwoInputs(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.one, self.two = nn.Linear(3, 4), nn.Linear(2, 4)
+
+    def forward(self, a: Tensor, b: Tensor, scale: Any = 1.0) -> Tensor:
+        return scale * (self.one(a) + self.two(b))
+
+
+@pytest.mark.parametrize("budget", [None, 1])
+def test_tuples_and_dicts_are_inputs(budget: int | None) -> None:
+    bnn = lb.bayesianize(TwoInputs(), lb.MeanField(init_std=0.3))
+    a, b, y = torch.randn(5, 3), torch.randn(5, 2), torch.arange(5) % 4
+    outputs = []
+    for x in ((a, b), [a, b], {"b": b, "a": a}, {"a": a, "b": b, "scale": 1.0}, (a, b, torch.tensor(1.0))):
+        pred = bnn.predict(x, samples=2, generator=generator(), memory_budget=budget, keep_outputs=True)
+        outputs.append(pred.outputs)
+        assert lb.elbo(bnn, x, y, num_data=5).isfinite()
+    for output in outputs[1:]:
+        torch.testing.assert_close(output, outputs[0])
+    with torch.no_grad(), bnn.drawn(bnn.next_draw(generator())) as call:
+        torch.testing.assert_close(outputs[0][0], call(a, b))
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_predict_leaves_every_mode_as_it_was(fails: bool) -> None:
+    bnn, x = make("cnn")
+    bnn.train()
+    list(bnn.network.children())[1].eval()
+    modes = [module.training for module in bnn.modules()]
+    buffers = {name: buffer.clone() for name, buffer in bnn.network.named_buffers()}
+    if fails:
+        with pytest.raises(RuntimeError):
+            bnn.predict(x[:, :2])
+    else:
+        bnn.predict(x, samples=2)
+    assert [module.training for module in bnn.modules()] == modes
+    assert all(buffer.equal(buffers[name]) for name, buffer in bnn.network.named_buffers())
+
+
+@pytest.mark.parametrize("rule", RULES)
+def test_predict_needs_no_gradient_and_no_kl(rule: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*args: Any) -> None:
+        raise AssertionError("predict computed a KL")
+
+    bnn, x = make("mlp")
+    monkeypatch.setattr(bnn.posterior, "kl", refuse)
+    monkeypatch.setattr(bnn.posterior, "sample_and_kl", refuse)
+    pred = bnn.predict(x, samples=2, rule=rule, keep_outputs=True)
+    assert not pred.probs.requires_grad
+    assert not pred.outputs.requires_grad
+    with torch.inference_mode():
+        assert bnn.predict(x, samples=2, rule=rule).probs.shape == (4, 3)
+
+
+@pytest.mark.parametrize("used", RULES)
+@pytest.mark.parametrize("trained", [*RULES, None])
+@pytest.mark.parametrize("name", ["mlp", "cnn"])
+def test_warns_of_noise_of_another_kind(name: str, trained: str | None, used: str) -> None:
+    bnn, x = make(name)
+    if trained is not None:
+        with bnn.using(trained):
+            lb.elbo(bnn, x, torch.zeros(4, dtype=torch.long), num_data=4)
+    local = (trained == "local") + (used == "local")
+    if name == "cnn" and local == 1 and trained is not None and "mean" not in (trained, used):
+        with pytest.warns(lb.RuleMismatchWarning, match="train") as caught:
+            bnn.predict(x, samples=2, rule=used)
+        assert caught[0].filename == __file__  # it points to the user's line
+    else:
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            bnn.predict(x, samples=2, rule=used)
