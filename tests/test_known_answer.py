@@ -38,8 +38,13 @@ def train(bnn: lb.BayesianModel, x: Tensor, y: Tensor, temperature: float, sampl
 
 
 @pytest.mark.parametrize("temperature", [1.0, 0.25])
-@pytest.mark.parametrize(("rule", "over"), [("sample", "accumulate"), ("flipout", "fold"), ("local", "fold")])
-def test_training_finds_the_exact_mean_field_posterior(rule: str, over: str, temperature: float) -> None:
+# With one draw for a whole batch the gradient of σ is noisy, and so is the σ that training ends at.
+@pytest.mark.parametrize(
+    ("rule", "over", "tolerance"), [("sample", "accumulate", 0.15), ("flipout", "fold", 0.15), ("local", "fold", 0.03)]
+)
+def test_training_finds_the_exact_mean_field_posterior(
+    rule: str, over: str, tolerance: float, temperature: float
+) -> None:
     x, y = problem()
     net = nn.Linear(COLUMNS, 1, bias=False, dtype=torch.float64)
     method = lb.MeanField(prior=lb.Normal(PRIOR), init_std=0.1, relative=False, rule=rule)
@@ -47,7 +52,7 @@ def test_training_finds_the_exact_mean_field_posterior(rule: str, over: str, tem
     train(bnn, x, y, temperature, 8, over)
     mean, std = answer(x, y, temperature)
     assert ((bnn.posterior.mean() - mean).abs() / std).max() < 0.15
-    torch.testing.assert_close(bnn.posterior.variance().sqrt().detach(), std, rtol=0.08, atol=0.0)
+    torch.testing.assert_close(bnn.posterior.variance().sqrt().detach(), std, rtol=tolerance, atol=0.0)
 
 
 def test_elbo_never_exceeds_the_log_evidence() -> None:
