@@ -53,6 +53,6 @@ $(VENV)/.stamp: pyproject.toml constraints.txt
 $(MODELS_VENV)/.stamp: pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(MODELS_VENV)
 	$(MODELS_VENV)/bin/python $(PIP_INSTALL) torch
-	$(MODELS_VENV)/bin/python $(PIP_INSTALL) -e . pytest pytest-xdist pyyaml huggingface_hub pillow
+	$(MODELS_VENV)/bin/python $(PIP_INSTALL) -e . pytest pytest-xdist hypothesis pyyaml huggingface_hub pillow
 	$(MODELS_VENV)/bin/python $(PIP_INSTALL) --no-deps torchvision timm
 	touch $@

@@ -37,6 +37,7 @@ def statistics(module: nn.Module) -> list[Tensor]:
 def test_refreshed_statistics_are_averages_over_batches_and_draws() -> None:
     bnn, _ = make("cnn")
     batches = [torch.randn(8, 3, 8, 8) + i for i in range(3)]
+    bnn.train()(5 * batches[0])  # earlier statistics do not count
     assert bnn.refresh_batchnorm(batches, generator=generator()) == 2
     source, means, variances = generator(), [], []
     with torch.no_grad():

@@ -5,10 +5,10 @@ from pathlib import Path
 import pytest
 import torch
 import torch.distributed as dist
-import torch.multiprocessing as mp
 from networks import CASES
 from test_conformance import ROWS
 from torch import Tensor
+from torch.multiprocessing.spawn import spawn
 from torch.nn.parallel import DistributedDataParallel
 
 import leanbayes as lb
@@ -47,7 +47,7 @@ def worker(rank: int, folder: str, row: str) -> None:
 
 @pytest.mark.parametrize("row", [name for name in ROWS if "prior" not in name])
 def test_two_processes_train_as_one(row: str, tmp_path: Path) -> None:
-    mp.spawn(worker, (str(tmp_path), row), nprocs=WORLD)
+    spawn(worker, (str(tmp_path), row), nprocs=WORLD)
     ranks = [torch.load(tmp_path / f"{rank}.pt") for rank in range(WORLD)]
     bnn, x, y, optimiser = build(row)
     losses = torch.zeros(WORLD, STEPS)

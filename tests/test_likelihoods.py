@@ -33,7 +33,8 @@ def randint(seed: int, high: int, *shape: int) -> Tensor:
 
 
 def check(likelihood: Any, output: Tensor, y: Tensor, log_probs: Tensor, observations: int) -> None:
-    likelihood.validate(output, y)
+    likelihood.check_shape(output, y)
+    likelihood.check_values(output, y)
     total, count = likelihood.nll(output, y)
     torch.testing.assert_close(total, -log_probs.sum(), rtol=1e-10, atol=1e-10)
     assert int(count) == observations
@@ -109,7 +110,7 @@ def test_gaussian_is_the_log_density(shape: tuple[int, ...], std: float, learned
     mean, y = randn(seed, *shape), randn(seed + 1, *shape)
     expected = distributions.Normal(mean, likelihood.std.detach()).log_prob(y)
     check(likelihood, mean, y, expected, shape[0])
-    assert [p.requires_grad for p in likelihood.parameters()] == [learned]
+    assert len(list(likelihood.parameters())) == learned
 
 
 @few
@@ -175,8 +176,7 @@ def test_half_outputs_are_scored_in_single(likelihood: Any, width: int, y: Tenso
 def test_noise_of_a_half_model_is_scored_in_single() -> None:
     likelihood = lb.Gaussian(0.3).to(torch.bfloat16)
     output, y = randn(0, 6, 4).to(torch.bfloat16), randn(1, 6, 4).float()
-    std = nn.functional.softplus(likelihood.rho.detach().double())
-    expected = -distributions.Normal(output.double(), std).log_prob(y.double()).sum()
+    expected = -distributions.Normal(output.double(), 0.3).log_prob(y.double()).sum()
     assert likelihood.nll(output, y).total.item() == pytest.approx(expected.item(), rel=1e-5)
 
 

@@ -98,6 +98,13 @@ def test_certain_draws_have_finite_entropy() -> None:
     assert pred.mutual_information.item() == pytest.approx(torch.tensor(2.0).log().item())
 
 
+@pytest.mark.parametrize("likelihood", [lb.Categorical(), lb.Bernoulli()])
+def test_information_is_never_negative_in_single_precision(likelihood: Any) -> None:
+    pred = from_draws(torch.randn(500, 3).expand(7, -1, -1), likelihood)
+    assert (pred.entropy < pred.expected_entropy).any()  # by rounding: all draws are equal
+    assert (pred.mutual_information >= 0).all()
+
+
 @few
 @given(st.integers(1, 6), st.lists(st.integers(1, 4), min_size=1, max_size=3), st.integers(0, 2**32))
 def test_bernoulli(draws: int, shape: list[int], seed: int) -> None:
@@ -189,10 +196,10 @@ def test_a_tiny_budget_changes_nothing(name: str, rule: str) -> None:
     torch.testing.assert_close(cut.expected_entropy, whole.expected_entropy)
 
 
-@pytest.mark.parametrize("rule", ["flipout", "local"])
-def test_chunks_have_noise_of_their_own(rule: str) -> None:
-    bnn, x = make("mlp")
-    pred = bnn.predict(x[:1].repeat(6, 1), samples=2, rule=rule, memory_budget=1, keep_outputs=True)
+@pytest.mark.parametrize("method", [lb.MeanField(rule="flipout"), lb.MeanField(rule="local"), lb.MCDropout(0.5)])
+def test_chunks_have_noise_of_their_own(method: Any) -> None:
+    bnn, x = lb.bayesianize(CASES["mlp"].build(), method), CASES["mlp"].example()
+    pred = bnn.predict(x[:1].repeat(6, 1), samples=2, memory_budget=1, keep_outputs=True)
     assert len(pred.outputs.flatten(0, 1).unique(dim=0)) == 12
 
 
@@ -225,7 +232,7 @@ def test_tuples_and_dicts_are_inputs(budget: int | None) -> None:
     bnn = lb.bayesianize(TwoInputs(), lb.MeanField(init_std=0.3))
     a, b, y = torch.randn(5, 3), torch.randn(5, 2), torch.arange(5) % 4
     outputs = []
-    for x in ((a, b), [a, b], {"b": b, "a": a}, {"a": a, "b": b, "scale": 1.0}, (a, b, torch.tensor(1.0))):
+    for x in ((a, b), [a, b], {"b": b, "a": a}, {"a": a, "b": b, "scale": 1.0}):
         pred = bnn.predict(x, samples=2, generator=generator(), memory_budget=budget, keep_outputs=True)
         outputs.append(pred.outputs)
         assert lb.elbo(bnn, x, y, num_data=5).isfinite()
@@ -233,6 +240,20 @@ def test_tuples_and_dicts_are_inputs(budget: int | None) -> None:
         torch.testing.assert_close(output, outputs[0])
     with torch.no_grad(), bnn.drawn(bnn.next_draw(generator())) as call:
         torch.testing.assert_close(outputs[0][0], call(a, b))
+
+
+@pytest.mark.parametrize("budget", [None, 1])
+@pytest.mark.parametrize("shared", [torch.tensor(7.0), torch.full((7, 1), 7.0)], ids=["number", "rows"])
+def test_tensors_that_are_not_of_the_batch_stay_whole(shared: Tensor, budget: int | None) -> None:
+    class Scaled(TwoInputs):
+        def forward(self, a: Tensor, b: Tensor, scale: Any = 1.0) -> Tensor:
+            return super().forward(a, b) * scale.sum()
+
+    bnn = lb.bayesianize(Scaled(), lb.MeanField())
+    a, b = torch.randn(5, 3), torch.randn(5, 2)
+    pred = bnn.predict((a, b, shared), rule="mean", memory_budget=budget, keep_outputs=True)
+    with torch.no_grad(), bnn.using("mean"):
+        torch.testing.assert_close(pred.outputs[0], bnn(a, b, shared))
 
 
 @pytest.mark.parametrize("fails", [False, True])
@@ -283,3 +304,13 @@ def test_warns_of_noise_of_another_kind(name: str, trained: str | None, used: st
         with warnings.catch_warnings():
             warnings.simplefilter("error")
             bnn.predict(x, samples=2, rule=used)
+
+
+def test_bilinear_layers_are_no_convolutions() -> None:
+    class Quadratic(nn.Bilinear):
+        def forward(self, x: Tensor) -> Tensor:  # type: ignore[override]
+            return super().forward(x, x)
+
+    bnn, x = lb.bayesianize(Quadratic(6, 6, 3), lb.MeanField(rule="local")), torch.randn(4, 6)
+    lb.elbo(bnn, x, torch.zeros(4, dtype=torch.long), num_data=4)
+    bnn.predict(x, samples=2, rule="sample")

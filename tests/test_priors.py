@@ -93,10 +93,10 @@ def test_std_scale_of_equal_weights_falls_back_to_fan_in() -> None:
     assert layer_scale(layer, lb.Normal(scale="std")) == pytest.approx([0.5])
 
 
-@pytest.mark.parametrize("settings", [{"scale": 2}, {"scale": 2, "gain": 1}, {"scale": 1.0, "gain": 2}])
-def test_scale_and_gain_may_be_whole_numbers(settings: dict[str, Any]) -> None:
+@pytest.mark.parametrize("numbers", [{"scale": 2}, {"scale": 2, "gain": 1}, {"scale": 1.0, "gain": 2}])
+def test_scale_and_gain_may_be_whole_numbers(numbers: dict[str, Any]) -> None:
     layer = nn.Linear(3, 2)
-    whole = lb.bayesianize(layer, lb.MeanField(prior=lb.Normal(**settings)))
+    whole = lb.bayesianize(layer, lb.MeanField(prior=lb.Normal(**numbers)))
     real = lb.bayesianize(layer, lb.MeanField(prior=lb.Normal(scale=2.0)))
     assert torch.equal(whole.kl(), real.kl())
 
@@ -124,9 +124,9 @@ def test_kl_gradients_are_those_of_autograd(prior: str) -> None:
     bnn = moved(net, PRIORS[prior])
     assert isinstance(bnn.posterior, MeanFieldPosterior)
     mu, rho = (p.detach().clone().requires_grad_() for p in (bnn.posterior.mu, bnn.posterior.rho))
-    flat = [torch.cat([p.mean.flatten() for _, p in reference(bnn, net, PRIORS[prior])])]
-    flat += [torch.cat([p.stddev.flatten() for _, p in reference(bnn, net, PRIORS[prior])])]
-    expected = kl_divergence(Normal(mu, nn.functional.softplus(rho)), Normal(*flat)).sum()
+    priors = [p for _, p in reference(bnn, net, PRIORS[prior])]
+    flat = Normal(torch.cat([p.mean.flatten() for p in priors]), torch.cat([p.stddev.flatten() for p in priors]))
+    expected = kl_divergence(Normal(mu, nn.functional.softplus(rho)), flat).sum()
     for got, want in zip(torch.autograd.grad(bnn.kl(), [bnn.posterior.mu, bnn.posterior.rho]),
                          torch.autograd.grad(expected, [mu, rho]), strict=True):  # fmt: skip
         torch.testing.assert_close(got, want, rtol=1e-9, atol=1e-9)

@@ -96,7 +96,7 @@ def test_embedding(rule: str) -> None:
 def correlation(bnn: lb.BayesianModel, x: Tensor, a: tuple[int, ...], b: tuple[int, ...]) -> float:
     with torch.no_grad():
         outputs = torch.stack([bnn(x) for _ in range(DRAWS)])
-    pair = torch.stack([outputs[(slice(None), *a)], outputs[(slice(None), *b)]])
+    pair = torch.stack([outputs.movedim(0, -1)[a], outputs.movedim(0, -1)[b]])
     return float(torch.corrcoef(pair)[0, 1])
 
 

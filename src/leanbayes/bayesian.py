@@ -8,7 +8,7 @@ import contextlib
 import copy
 import itertools
 import os
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple, Self
 
@@ -19,7 +19,7 @@ from leanbayes import noise, prediction
 from leanbayes.errors import LeanBayesError
 from leanbayes.layout import Layout, Report, Select, choose, report_points
 from leanbayes.likelihoods import Categorical, Likelihood
-from leanbayes.network import call_with, copy_without, evaluation_mode, place
+from leanbayes.network import call_with, copy_without, evaluation_mode, in_first_order, places
 from leanbayes.posteriors import PointPosterior, Posterior
 from leanbayes.rules import Rule, get_rule
 
@@ -87,12 +87,13 @@ class BayesianModel(nn.Module):
         self.trained_rule: str | None = None
         self._rule = get_rule(method.rule)
         self._frozen_key: Tensor | None = None
+        self._values: Sequence[Any] | None = None  # what stands in the network now, in place of the parameters
         # An empty buffer per dtype of the network: it follows .to(dtype), so weights are always cast as they should.
         dtypes = sorted({slot.dtype for slot in self.layout}, key=str)
         for number, dtype in enumerate(dtypes):
             self.register_buffer(f"_dtype_{number}", torch.empty(0, dtype=dtype), persistent=False)
         self._slot_dtypes = [f"_dtype_{dtypes.index(slot.dtype)}" for slot in self.layout]
-        self._places = [[place(network, name) for name in slot.names] for slot in self.layout]
+        self._places = [places(network, slot.names) for slot in self.layout]
 
     # -- what it is ---------------------------------------------------------------------------------------------------
 
@@ -119,6 +120,12 @@ class BayesianModel(nn.Module):
     def noise_per_example(self) -> bool:
         """Whether each example of a batch has noise of its own."""
         return self._rule.per_example or isinstance(self.network, StochasticNetwork)
+
+    @property
+    def convolves(self) -> bool:
+        """Whether Bayesian weights serve many positions of an input, so that these share their noise."""
+        modules = (module for places_of_slot in self._places for module, _ in places_of_slot)
+        return any(isinstance(module, nn.modules.conv._ConvNd) for module in modules)
 
     @property
     def members(self) -> int | None:
@@ -148,13 +155,19 @@ class BayesianModel(nn.Module):
 
     def forward(self, *args: Any, _draw: Draw | None = None, **kwargs: Any) -> Any:
         """Run the network with one draw; with `_draw.with_kl`, return (output, KL)."""
-        draw = self.next_draw() if _draw is None else _draw
+        draw = self._any_draw() if _draw is None else _draw
+        before = self._values
         kl = self._install(draw)
         try:
             output = self._call_network(draw, *args, **kwargs)
         finally:
-            self._uninstall()
+            self._put(before)
         return (output, kl) if draw.with_kl else output
+
+    def _any_draw(self) -> Draw:
+        """Take the next draw; of an ensemble, a member that goes by its key."""
+        draw = self.next_draw()
+        return draw if self.members is None else draw._replace(number=int(draw.key.sum()) % self.members)
 
     def next_draw(self, generator: torch.Generator | None = None, number: int = 0, with_kl: bool = False) -> Draw:
         """Take the next key: of the frozen draw, of a generator, or of the model's own stream."""
@@ -172,19 +185,20 @@ class BayesianModel(nn.Module):
 
     def _install(self, draw: Draw) -> Tensor | None:
         values, kl = self._rule.weights(self.posterior, draw.key, draw.with_kl)
-        for value, dtype, places in zip(values, self._dtypes(), self._places, strict=True):
-            if value.dtype != dtype:
-                value = value.to(dtype)
-            for module, attribute in places:
-                setattr(module, attribute, value)
+        dtyped = zip(values, self._dtypes(), strict=True)
+        self._put([value if value.dtype == dtype else value.to(dtype) for value, dtype in dtyped])
         return kl
 
-    def _uninstall(self) -> None:
-        for places in self._places:
-            for module, attribute in places:
-                setattr(module, attribute, None)
+    def _put(self, values: Sequence[Any] | None) -> None:
+        """Put one value per slot in the places of the parameters, or None."""
+        self._values = values
+        for number, places_of_slot in enumerate(self._places):
+            for module, attribute in places_of_slot:
+                setattr(module, attribute, None if values is None else values[number])
 
     def _call_network(self, draw: Draw, *args: Any, **kwargs: Any) -> Any:
+        if self._rule.per_example and self._values:
+            self._values[0].noise.restart()  # the same noise for every call with this draw
         if isinstance(self.network, StochasticNetwork):
             return self.network(draw if self._rule.random else None, *args, **kwargs)
         return self.network(*args, **kwargs)
@@ -193,14 +207,16 @@ class BayesianModel(nn.Module):
     def drawn(self, draw: Draw | None = None) -> Iterator[Callable[..., Any]]:
         """Keep one draw in the network for a block, for many calls or other methods of it; yields what to call.
 
-        `with bnn.drawn(): bnn.network.generate(...)` works; under no_grad, or with one backward pass.
+        `with bnn.drawn(): bnn.network.generate(...)` works under no_grad. With activation checkpointing, which runs
+        parts of the network again, take the loss and its backward pass inside such a block.
         """
-        draw = self.next_draw() if draw is None else draw
+        draw = self._any_draw() if draw is None else draw
+        before = self._values
         self._install(draw)
         try:
             yield lambda *args, **kwargs: self._call_network(draw, *args, **kwargs)
         finally:
-            self._uninstall()
+            self._put(before)
 
     @contextlib.contextmanager
     def using(self, rule: str) -> Iterator[Self]:
@@ -227,7 +243,6 @@ class BayesianModel(nn.Module):
 
     # -- prediction ---------------------------------------------------------------------------------------------------
 
-    @torch.no_grad()
     def predict(
         self,
         x: Any,
@@ -285,10 +300,9 @@ class BayesianModel(nn.Module):
         values = self.layout.split(self.posterior.mean())
         for slot, value, dtype in zip(self.layout, values, self._dtypes(), strict=True):
             parameter = nn.Parameter(value.to(dtype).clone())
-            for name in slot.names:
-                module, attribute = place(network, name)
+            for module, attribute in places(network, slot.names):
                 setattr(module, attribute, parameter)
-        return network
+        return in_first_order(network)
 
     @torch.no_grad()
     def weight_variances(self) -> dict[str, Tensor]:
@@ -325,6 +339,8 @@ def bayesianize(
     if not isinstance(method, Method):
         name = getattr(method, "__name__", repr(method))
         raise LeanBayesError(f"method must be an instance such as lb.MeanField(), not {name}.")
+    if likelihood is not None and not isinstance(likelihood, Likelihood):
+        raise LeanBayesError("likelihood must be an instance such as lb.Categorical().")
     variances: dict[str, Tensor] = {}
     if not isinstance(model, nn.Module):
         raise LeanBayesError(f"model must be a torch.nn.Module, not {type(model).__name__}.")
@@ -341,6 +357,7 @@ def bayesianize(
     return assemble(model, method, layout, report, likelihood or Categorical(), seed, variances)
 
 
+@torch.inference_mode(False)
 @torch.no_grad()
 def assemble(
     model: nn.Module,

@@ -84,13 +84,16 @@ class Layout:
 
     @classmethod
     def from_json(cls, slots: list[dict[str, Any]]) -> "Layout":
-        """Rebuild what `to_json` described."""
-        return cls(
-            [
-                Slot(tuple(s["names"]), tuple(s["shape"]), tuple(s["order"]), getattr(torch, s["dtype"]), s["fan_in"])
-                for s in slots
-            ]
-        )
+        """Rebuild what `to_json` described; raises ValueError or TypeError for what it could not have written."""
+        layout = []
+        for s in slots:
+            dtype = getattr(torch, s["dtype"])
+            slot = Slot(tuple(s["names"]), tuple(s["shape"]), tuple(s["order"]), dtype, s["fan_in"])
+            plausible = slot.names and isinstance(dtype, torch.dtype) and dtype.is_floating_point and slot.fan_in >= 1
+            if not plausible or sorted(slot.order) != list(range(len(slot.shape))) or min(slot.shape, default=1) < 1:
+                raise ValueError(f"impossible layout of {slot.names}: {s}")
+            layout.append(slot)
+        return cls(layout)
 
 
 @dataclass(frozen=True)
@@ -185,18 +188,20 @@ def _chooser(model: nn.Module, select: Select) -> Callable[[str, nn.Parameter, b
             raise LeanBayesError(f"select={select!r} is not a regular expression ({error}): mend it.") from None
         return lambda name, parameter, default: pattern.search(name) is not None
     if isinstance(select, type) or (isinstance(select, tuple) and all(isinstance(s, type) for s in select)):
-        inside = tuple(name for name, module in model.named_modules() if isinstance(module, select))
+        inside = tuple(
+            name for name, module in model.named_modules(remove_duplicate=False) if isinstance(module, select)
+        )
         return lambda name, parameter, default: default and any(_is_under(name, module) for module in inside)
     if callable(select):
         return lambda name, parameter, default: bool(select(name, parameter))
     names = [str(name) for name in select]
     parameters = dict(model.named_parameters(remove_duplicate=False))
-    modules = dict(model.named_modules())
+    modules = dict(model.named_modules(remove_duplicate=False))
     for name in names:
         if name not in parameters and name not in modules:
             close = difflib.get_close_matches(name, [*parameters, *modules], n=3)
-            hint = f"; did you mean {', '.join(close)}?" if close else "; see model.named_parameters()."
-            raise LeanBayesError(f"select names {name!r}, which is no parameter or module of the network{hint}")
+            hint = f"perhaps you mean {', '.join(close)}" if close else "see model.named_parameters()"
+            raise LeanBayesError(f"select names {name!r}, which is no parameter or module of the network: {hint}.")
     return lambda name, parameter, default: (
         name in names or (default and any(module in modules and _is_under(name, module) for module in names))
     )
@@ -209,7 +214,7 @@ def _is_under(name: str, module: str) -> bool:
 def _parameter_places(model: nn.Module) -> list[list[tuple[str, nn.Module, str, nn.Parameter]]]:
     """Every parameter with all its places: (name, owner, attribute, parameter)."""
     places: dict[int, list[tuple[str, nn.Module, str, nn.Parameter]]] = {}
-    for prefix, module in model.named_modules():
+    for prefix, module in model.named_modules(remove_duplicate=False):
         for attribute, parameter in module.named_parameters(recurse=False, remove_duplicate=False):
             name = f"{prefix}.{attribute}" if prefix else attribute
             if isinstance(parameter, nn.UninitializedParameter):

@@ -30,9 +30,12 @@ class Likelihood(nn.Module):
         """Negative log-likelihood of a batch."""
         raise NotImplementedError  # abstract
 
-    def validate(self, output: Tensor, y: Tensor) -> None:
-        """Raise one clear sentence where the labels do not fit the outputs."""
+    def check_shape(self, output: Tensor, y: Tensor) -> None:
+        """Raise one clear sentence where the labels' shape or type does not fit the outputs; costs no waiting."""
         raise NotImplementedError  # abstract
+
+    def check_values(self, output: Tensor, y: Tensor) -> None:
+        """Raise one clear sentence for labels that cannot be; it has to look at them."""
 
     def accumulator(self) -> Accumulator:
         """Make what turns draws of the output into a prediction."""
@@ -68,17 +71,22 @@ class Categorical(Likelihood):
         """Cross-entropy, summed over the labelled positions."""
         logits = _float(output).movedim(self.class_dim, 1)
         total = F.cross_entropy(logits, y, ignore_index=self.ignore_index, reduction="sum")
-        return NegativeLogLikelihood(total, (y != self.ignore_index).sum().clamp_min(1))
+        labelled = (y != self.ignore_index).sum()
+        # A batch without labels has no loss, and its KL counts as if all were labelled.
+        return NegativeLogLikelihood(total, torch.where(labelled > 0, labelled, y.numel()))
 
-    def validate(self, output: Tensor, y: Tensor) -> None:
-        """Check shapes, and that labels lie in the range of the classes."""
-        classes = output.shape[self.class_dim]
+    def check_shape(self, output: Tensor, y: Tensor) -> None:
+        """Check that there is one integer a position."""
         positions = output.movedim(self.class_dim, -1).shape[:-1]
         if y.dtype != torch.long or y.shape != positions:
             raise LeanBayesError(
                 f"Labels must be int64 class indices of shape {tuple(positions)}, but are {y.dtype} of shape "
                 f"{tuple(y.shape)}: convert them, or set class_dim."
             )
+
+    def check_values(self, output: Tensor, y: Tensor) -> None:
+        """Check that labels lie in the range of the classes."""
+        classes = output.shape[self.class_dim]
         counted = y[y != self.ignore_index]
         if counted.numel() and (counted.min() < 0 or counted.max() >= classes):
             wrong = counted[(counted < 0) | (counted >= classes)][0].item()
@@ -113,9 +121,12 @@ class Bernoulli(Likelihood):
         total = F.binary_cross_entropy_with_logits(logits, y.to(logits.dtype), reduction="sum")
         return NegativeLogLikelihood(total, len(y))
 
-    def validate(self, output: Tensor, y: Tensor) -> None:
-        """Check shapes, and that targets lie in [0, 1]."""
+    def check_shape(self, output: Tensor, y: Tensor) -> None:
+        """Check that there is one target for each output."""
         _check_shape(output, y)
+
+    def check_values(self, output: Tensor, y: Tensor) -> None:
+        """Check that targets lie in [0, 1]."""
         if y.numel() and not (y.min() >= 0 and y.max() <= 1):
             raise LeanBayesError("Bernoulli targets must lie in [0, 1]: mend the labels.")
 
@@ -133,7 +144,7 @@ def _check_shape(mean: Tensor, y: Tensor) -> None:
 
 
 def _gaussian_nll(mean: Tensor, variance: Tensor, y: Tensor) -> NegativeLogLikelihood:
-    terms = (y - mean).square() / variance + variance.log() + math.log(2 * math.pi)
+    terms = (y - mean).square() / variance + (variance.log() + math.log(2 * math.pi))
     return NegativeLogLikelihood(0.5 * terms.sum(), len(y))
 
 
@@ -146,20 +157,21 @@ class Gaussian(Likelihood):
         if not (math.isfinite(std) and std > 0):
             raise LeanBayesError(f"std={std} must be a positive number.")
         self.settings = {"std": std, "learned": learned}
-        rho = inverse_softplus(torch.tensor(float(std)))
-        self.rho = nn.Parameter(rho, requires_grad=learned)
+        self.rho = nn.Parameter(inverse_softplus(torch.tensor(float(std)))) if learned else None
 
     @property
     def std(self) -> Tensor:
         """The noise of the data."""
-        return F.softplus(self.rho)
+        if self.rho is None:
+            return torch.tensor(self.settings["std"], dtype=torch.float64)
+        return F.softplus(_float(self.rho))
 
     def nll(self, output: Tensor, y: Tensor) -> NegativeLogLikelihood:
         """Gaussian log-density, summed over the outputs of an example."""
-        return _gaussian_nll(_float(output), self.std.square().expand_as(output), y)
+        return _gaussian_nll(_float(output), self.std.square(), y)
 
-    def validate(self, output: Tensor, y: Tensor) -> None:
-        """Check shapes."""
+    def check_shape(self, output: Tensor, y: Tensor) -> None:
+        """Check that there is one target for each output."""
         _check_shape(output, y)
 
     def accumulator(self) -> Accumulator:
@@ -173,7 +185,7 @@ class HeteroscedasticGaussian(Likelihood):
 
     def __init__(self, min_variance: float = 1e-6) -> None:
         super().__init__()
-        if not min_variance > 0:
+        if not 0 < min_variance < math.inf:
             raise LeanBayesError(f"min_variance={min_variance} must be a positive number.")
         self.settings = {"min_variance": min_variance}
 
@@ -191,8 +203,8 @@ class HeteroscedasticGaussian(Likelihood):
         """Gaussian log-density with the network's own variance."""
         return _gaussian_nll(*self.split(output), y)
 
-    def validate(self, output: Tensor, y: Tensor) -> None:
-        """Check shapes."""
+    def check_shape(self, output: Tensor, y: Tensor) -> None:
+        """Check that there is one target for each output."""
         _check_shape(self.split(output)[0], y)
 
     def accumulator(self) -> Accumulator:

@@ -2,9 +2,8 @@
 
 import contextlib
 import copy
-import itertools
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 import torch
@@ -13,16 +12,19 @@ from torch import Tensor, nn
 from leanbayes.errors import LeanBayesError
 from leanbayes.layout import Layout
 
+_ORDER = "_leanbayes_parameter_order"
+
 
 def copy_without(model: nn.Module, layout: Layout) -> nn.Module:
     """Copy a network but for the layout's parameters, whose places hold None until a forward pass."""
     parameters = dict(model.named_parameters(remove_duplicate=False))
     stand_in = nn.Parameter(torch.empty(0))
     network = copy.deepcopy(model, {id(parameters[slot.name]): stand_in for slot in layout})
-    for name in itertools.chain.from_iterable(slot.names for slot in layout):
-        module, attribute = place(network, name)
-        del module._parameters[attribute]
-        setattr(module, attribute, None)
+    for slot in layout:
+        for module, attribute in places(network, slot.names):
+            module.__dict__.setdefault(_ORDER, list(module._parameters))
+            del module._parameters[attribute]
+            setattr(module, attribute, None)
     for module in network.modules():
         if isinstance(module, nn.RNNBase):
             # It holds references to its weights; this drops them, so that it neither copies nor moves drawn ones.
@@ -32,10 +34,24 @@ def copy_without(model: nn.Module, layout: Layout) -> nn.Module:
     return network
 
 
-def place(network: nn.Module, name: str) -> tuple[nn.Module, str]:
-    """Return the module that owns a parameter, and what it calls it."""
-    prefix, _, attribute = name.rpartition(".")
-    return network.get_submodule(prefix), attribute
+def in_first_order(network: nn.Module) -> nn.Module:
+    """Sort each module's parameters as they were before some left, because optimisers know them by their order."""
+    for module in network.modules():
+        order = module.__dict__.pop(_ORDER, None)
+        if order is not None:
+            module._parameters = {name: module._parameters[name] for name in order}
+    return network
+
+
+def places(network: nn.Module, names: Iterable[str]) -> list[tuple[nn.Module, str]]:
+    """Return the modules that own a parameter of these names, and what they call it, each once."""
+    found: list[tuple[nn.Module, str]] = []
+    for name in names:
+        prefix, _, attribute = name.rpartition(".")
+        place = network.get_submodule(prefix), attribute
+        if place not in found:
+            found.append(place)
+    return found
 
 
 @contextlib.contextmanager
@@ -52,7 +68,7 @@ def evaluation_mode(model: nn.Module) -> Iterator[None]:
 
 def call_with(function: Callable[..., Any], x: Any, **kwargs: Any) -> Any:
     """Call with a batch: a dict as keywords, a tuple or list as arguments, else as the one argument."""
-    if isinstance(x, dict):
+    if isinstance(x, Mapping):
         return function(**x, **kwargs)
     return function(*x, **kwargs) if isinstance(x, (tuple, list)) else function(x, **kwargs)
 
@@ -62,7 +78,7 @@ def output_tensor(output: Any) -> Tensor:
     if isinstance(output, Tensor):
         return output
     for name in ("logits", "out"):
-        found = output.get(name) if isinstance(output, dict) else getattr(output, name, None)
+        found = output.get(name) if isinstance(output, Mapping) else getattr(output, name, None)
         if isinstance(found, Tensor):
             return found
     raise LeanBayesError(
@@ -75,10 +91,10 @@ def map_tensors(function: Callable[[Tensor], Tensor], inputs: Any) -> Any:
     """Apply to every tensor of an input: a tensor, or a tuple, list or dict of them."""
     if isinstance(inputs, Tensor):
         return function(inputs)
-    if isinstance(inputs, dict):
+    if isinstance(inputs, Mapping):
         return {key: map_tensors(function, value) for key, value in inputs.items()}
     if isinstance(inputs, (tuple, list)):
-        return type(inputs)(map_tensors(function, value) for value in inputs)
+        return [map_tensors(function, value) for value in inputs]
     return inputs
 
 
@@ -86,6 +102,6 @@ def tensors_of(inputs: Any) -> Iterator[Tensor]:
     """Every tensor of an input."""
     if isinstance(inputs, Tensor):
         yield inputs
-    elif isinstance(inputs, (dict, tuple, list)):
-        for value in inputs.values() if isinstance(inputs, dict) else inputs:
+    elif isinstance(inputs, (Mapping, tuple, list)):
+        for value in inputs.values() if isinstance(inputs, Mapping) else inputs:
             yield from tensors_of(value)

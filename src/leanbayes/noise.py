@@ -46,6 +46,23 @@ class NoiseStream(nn.Module):
         return key
 
 
+class NoiseSource:
+    """One key for a whole forward pass, and a stream of its own for every use of noise in it; `streams` counts them."""
+
+    def __init__(self, key: Tensor) -> None:
+        self.key = key
+        self.streams = 0
+
+    def next_stream(self) -> int:
+        """Count up; stream 0 belongs to the draw of the weights."""
+        self.streams += 1
+        return self.streams
+
+    def restart(self) -> None:
+        """Count from the first again."""
+        self.streams = 0
+
+
 def _mix(*numbers: int) -> int:
     """Hash some integers to 63 bits (splitmix64), so that neighbouring keys give unrelated seeds."""
     state = 0
@@ -88,5 +105,8 @@ def signs(like: Tensor, shape: tuple[int, ...], key: Tensor, stream: int = 0) ->
 
 def keep_mask(like: Tensor, shape: tuple[int, ...], rate: float, key: Tensor, stream: int = 0) -> Tensor:
     """Draw a dropout mask: 1/(1 - rate) with probability 1 - rate, else 0."""
-    uniform = torch.special.ndtr(normal(like.new_empty(shape, dtype=torch.float32), key, stream))
-    return (uniform >= rate).to(like.dtype) / (1.0 - rate)
+    if rate >= 1:
+        return like.new_zeros(shape)
+    draws = normal(like.new_empty(shape, dtype=torch.float32), key, stream)
+    quantile = torch.special.ndtri(torch.tensor(rate, dtype=torch.float64)).to(draws)
+    return (draws >= quantile).to(like.dtype) / (1.0 - rate)

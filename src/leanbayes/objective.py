@@ -1,5 +1,6 @@
 """The evidence lower bound, as a loss to minimise, for the user's own training loop."""
 
+import math
 from collections.abc import Callable
 from typing import Any, Literal
 
@@ -38,8 +39,10 @@ def elbo(
     """
     bnn = _unwrap(model)
     if likelihood is not None and likelihood is not bnn.likelihood:
+        if not isinstance(likelihood, Likelihood):
+            raise LeanBayesError("likelihood must be an instance such as lb.Categorical().")
         bnn.likelihood = likelihood.to(bnn.device)
-    _check_arguments(bnn, x, num_data, temperature, samples, over)
+    _check_arguments(bnn, x, y, num_data, temperature, samples, over)
     assert num_data is not None
     members = bnn.members
     if torch.is_grad_enabled():
@@ -56,8 +59,9 @@ def elbo(
         result = call_with(model, x, _draw=draw)
         output, kl = result if with_kl else (result, None)
         output = output_tensor(output)
+        bnn.likelihood.check_shape(output, y)
         if checked:
-            bnn.likelihood.validate(output, y)
+            bnn.likelihood.check_values(output, y)
         total, observations = bnn.likelihood.nll(output, y)
         loss = total / observations
         if kl is not None:  # counted once, whatever the number of draws
@@ -84,7 +88,7 @@ def _unwrap(model: nn.Module) -> BayesianModel:
 
 
 def _check_arguments(
-    bnn: BayesianModel, x: Any, num_data: int | None, temperature: float, samples: int, over: str
+    bnn: BayesianModel, x: Any, y: Any, num_data: int | None, temperature: float, samples: int, over: str
 ) -> None:
     if num_data is None:
         raise LeanBayesError("elbo() needs num_data, the number of training examples: pass num_data=len(train_set).")
@@ -95,10 +99,12 @@ def _check_arguments(
         raise LeanBayesError(
             f"num_data={num_data} is smaller than the batch of {batch}: pass the number of training examples."
         )
-    if not temperature >= 0:
-        raise LeanBayesError(f"temperature={temperature} must not be negative.")
-    if samples < 1:
-        raise LeanBayesError(f"samples={samples} must be at least 1.")
+    if not isinstance(y, Tensor):
+        raise LeanBayesError(f"The labels must be a tensor, not {type(y).__name__}.")
+    if not 0 <= temperature < math.inf:
+        raise LeanBayesError(f"temperature={temperature} must be a finite number and not negative.")
+    if not isinstance(samples, int) or samples < 1:
+        raise LeanBayesError(f"samples={samples} must be a whole number of at least 1.")
     if over not in ("accumulate", "fold"):
         raise LeanBayesError(f"over={over!r} is unknown: use 'accumulate' or 'fold'.")
     if over == "fold" and samples > 1 and not bnn.noise_per_example:
@@ -138,9 +144,9 @@ def _plus(old: Tensor | None, new: Tensor | None) -> Tensor | None:
 
 
 def _accumulate(loss_of: Callable[[int], Tensor], count: int, weight: float, bnn: BayesianModel, x: Any) -> Tensor:
-    if not torch.is_grad_enabled():
-        return weight * torch.stack([loss_of(number) for number in range(count)]).sum()
     inputs = [p for p in bnn.parameters() if p.requires_grad] + [t for t in tensors_of(x) if t.requires_grad]
+    if not torch.is_grad_enabled() or not inputs:
+        return weight * torch.stack([loss_of(number) for number in range(count)]).sum()
     return _Accumulate.apply(loss_of, count, weight, *inputs)
 
 

@@ -177,12 +177,14 @@ def predict(
     """Run the draws one after the other, each over the whole batch in as few passes as the memory budget allows."""
     rows = _count_rows(x)
     outputs = []
-    with bnn.using(rule or bnn.rule), evaluation_mode(bnn):
+    with torch.no_grad(), bnn.using(rule or bnn.rule), evaluation_mode(bnn):
         draws = _draws(bnn, samples, generator)
         step = _rows_within_budget(bnn, x, draws[0], rows, memory_budget)
         accumulator = bnn.likelihood.accumulator()
         for draw in draws:
             output = _one_draw(bnn, x, draw, rows, step)
+            if not output.isfinite().all():
+                raise LeanBayesError("The outputs contain NaN or infinity: look for such numbers in the parameters.")
             accumulator.update(output)
             if keep_outputs:
                 outputs.append(output)
@@ -191,7 +193,7 @@ def predict(
 
 def _count_rows(x: Any) -> int:
     tensors = list(tensors_of(x))
-    if not tensors or len(tensors[0]) == 0:
+    if not tensors or tensors[0].dim() == 0 or len(tensors[0]) == 0:
         raise LeanBayesError("predict() got no examples: pass a batch with at least one.")
     if any(t.is_floating_point() and not t.isfinite().all() for t in tensors):
         raise LeanBayesError("The inputs contain NaN or infinity: clean them before predict().")
@@ -202,16 +204,15 @@ def _draws(bnn: "BayesianModel", samples: int | None, generator: torch.Generator
     members = bnn.members
     if samples is None:
         samples = (members or bnn.method.samples) if bnn.current_rule.random else 1
-    if samples < 1 or (members is not None and samples > members):
-        allowed = "at least 1" if members is None else f"from 1 to {members}, the number of members"
+    if not isinstance(samples, int) or samples < 1 or (members is not None and samples > members):
+        allowed = "a whole number of at least 1" if members is None else f"from 1 to {members}, the number of members"
         raise LeanBayesError(f"samples={samples} must be {allowed}.")
     _warn_of_other_noise(bnn)
     return [bnn.next_draw(generator, number) for number in range(samples)]
 
 
 def _warn_of_other_noise(bnn: "BayesianModel") -> None:
-    convolves = any(len(slot.shape) > 2 for slot in bnn.layout)
-    if bnn.trained_rule is None or not convolves:
+    if bnn.trained_rule is None or not bnn.convolves:
         return
     trained, used = get_rule(bnn.trained_rule), bnn.current_rule
     if trained.random and used.random and trained.shared_noise != used.shared_noise:
@@ -223,9 +224,14 @@ def _warn_of_other_noise(bnn: "BayesianModel") -> None:
         )
 
 
+def _cut(x: Any, rows: int, start: int, end: int) -> Any:
+    """Take some rows of a batch; tensors of another length are shared by all rows and stay whole."""
+    return map_tensors(lambda t: t[start:end] if t.dim() and len(t) == rows else t, x)
+
+
 def _one_draw(bnn: "BayesianModel", x: Any, draw: "Draw", rows: int, step: int) -> Tensor:
     starts = range(0, rows, step)
-    chunks = (map_tensors(lambda t, start=start: t[start : start + step], x) for start in starts)  # type: ignore[misc]
+    chunks = (_cut(x, rows, start, start + step) for start in starts)
     if bnn.noise_per_example:  # each chunk has noise of its own
         keys = (noise.fold_in(draw.key, number) for number in range(len(starts)))
         passes = zip(chunks, keys, strict=True)
@@ -238,13 +244,14 @@ def _one_draw(bnn: "BayesianModel", x: Any, draw: "Draw", rows: int, step: int) 
 
 def _rows_within_budget(bnn: "BayesianModel", x: Any, draw: "Draw", rows: int, budget: int | None) -> int:
     """How many examples fit the memory budget, by the peak memory of one."""
-    if rows == 1:
-        return 1
     if budget is None:
         budget = _default_budget(bnn.device)
-    one = map_tensors(lambda tensor: tensor[:1], x)
+    if budget <= 0:
+        raise LeanBayesError(f"memory_budget={budget} must be a positive number of bytes.")
+    if rows == 1:
+        return 1
     with bnn.drawn(draw) as call, PeakMemory() as memory:
-        call_with(call, one)
+        call_with(call, _cut(x, rows, 0, 1))
     return max(1, min(rows, budget // max(memory.peak_bytes, 1)))
 
 

@@ -70,7 +70,7 @@ class Normal:
                 scales = [self.gain * std for std in layer_stds(layout, mean)]
             scale: float | Tensor = torch.tensor(scales, dtype=mean.dtype, device=mean.device)
         else:
-            scale = self.gain * self.scale
+            scale = float(self.gain * self.scale)
         return _BoundNormal(layout, mean.clone() if self.center == "pretrained" else None, scale)
 
 

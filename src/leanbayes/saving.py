@@ -17,6 +17,7 @@ from leanbayes.bayesian import BayesianModel, Method, assemble
 from leanbayes.errors import FileFormatError, LeanBayesError
 from leanbayes.layout import Layout, Report, ReportRow
 from leanbayes.likelihoods import Likelihood
+from leanbayes.rules import get_rule
 
 VERSION = 1
 _HEADER = "leanbayes"
@@ -34,6 +35,7 @@ def save(bnn: BayesianModel, path: str | os.PathLike[str]) -> None:
         "layout": bnn.saved_layout().to_json(),
         "report": [[row.name, list(row.shape), row.bayesian, row.reason] for row in bnn.report.rows],
         "aliases": aliases,
+        "frozen": [name for name, p in bnn.named_parameters() if not p.requires_grad],
     }
     target = Path(path)
     try:
@@ -67,27 +69,41 @@ def load(path: str | os.PathLike[str], model: nn.Module) -> BayesianModel:
         report = Report(
             tuple(ReportRow(n, tuple(shape), bayesian, why) for n, shape, bayesian, why in header["report"])
         )
-        rule, trained_rule, aliases = header["rule"], header["trained_rule"], header["aliases"]
+        rule, trained_rule = get_rule(header["rule"]).name, header["trained_rule"]
+        trained_rule = trained_rule and get_rule(trained_rule).name
+        frozen = frozenset(header["frozen"])
         if not isinstance(method, Method) or not isinstance(likelihood, Likelihood):
             raise TypeError("method or likelihood")
-        tensors |= {alias: tensors[name] for alias, name in aliases.items()}
+        tensors |= {alias: tensors[name] for alias, name in header["aliases"].items()}
     except (KeyError, TypeError, AttributeError, ValueError) as error:
-        if isinstance(error, LeanBayesError):
+        if isinstance(error, FileFormatError):
             raise
         raise FileFormatError(f"The header of {path} is damaged ({error}): save the model again.") from None
+    _check_network(layout, model, path)
+    try:
+        bnn = assemble(model, method, layout, report, likelihood, 0, {})
+    except LeanBayesError as error:
+        raise FileFormatError(f"{path} does not fit this network: {error}") from None
+    bnn.rule, bnn.trained_rule = rule, trained_rule
+    _load_tensors(bnn, tensors, path)
+    for name, parameter in bnn.named_parameters():
+        parameter.requires_grad_(name not in frozen)
+    return bnn
+
+
+def _check_network(layout: Layout, model: nn.Module, path: str | os.PathLike[str]) -> None:
     parameters = dict(model.named_parameters(remove_duplicate=False))
     for slot in layout:
         for name in slot.names:
             if name not in parameters or tuple(parameters[name].shape) != slot.shape:
                 found = f"shape {tuple(parameters[name].shape)}" if name in parameters else "no such parameter"
-                raise FileFormatError(
-                    f"{path} was saved from another network: it has {name} of shape {slot.shape}, and this model has "
-                    f"{found}. Pass a model of the same architecture."
-                )
-    bnn = assemble(model, method, layout, report, likelihood, 0, {})
-    bnn.rule, bnn.trained_rule = rule, trained_rule
-    _load_tensors(bnn, tensors, path)
-    return bnn
+                raise _other_network(path, f"it has {name} of shape {slot.shape}, and this model has {found}")
+
+
+def _other_network(path: str | os.PathLike[str], difference: str) -> FileFormatError:
+    return FileFormatError(
+        f"{path} was saved from another network: {difference}. Pass a model of the same architecture."
+    )
 
 
 def _without_aliases(state: dict[str, Tensor]) -> tuple[dict[str, Tensor], dict[str, str]]:
@@ -95,13 +111,17 @@ def _without_aliases(state: dict[str, Tensor]) -> tuple[dict[str, Tensor], dict[
     kept: dict[str, Tensor] = {}
     aliases: dict[str, str] = {}
     first: dict[Any, str] = {}
+    storages = set()
     for name, tensor in state.items():
         place = (tensor.data_ptr(), tensor.shape, tensor.stride(), tensor.dtype, tensor.device)
         if tensor.numel() and place in first:
             aliases[name] = first[place]
-        else:
-            first[place] = name
-            kept[name] = tensor.detach().contiguous()
+            continue
+        first[place] = name
+        storage = tensor.untyped_storage().data_ptr()
+        shared = storage in storages  # a part of another tensor is stored as a tensor of its own
+        storages.add(storage)
+        kept[name] = tensor.detach().clone() if shared else tensor.detach().contiguous()
     return kept, aliases
 
 
@@ -127,13 +147,19 @@ def _read(path: str | os.PathLike[str]) -> tuple[dict[str, Any], dict[str, Tenso
 @torch.no_grad()
 def _load_tensors(bnn: BayesianModel, tensors: dict[str, Tensor], path: str | os.PathLike[str]) -> None:
     """Copy every tensor into its place, bit by bit: parameters first take the dtype of the file."""
+    state = bnn.state_dict()
+    for name in [*state, *tensors]:
+        if name not in tensors:
+            raise _other_network(path, f"it has no {name}, and this model has")
+        if name not in state:
+            raise _other_network(path, f"it has {name}, and this model has not")
+        saved, present = tensors[name], state[name]
+        if saved.shape != present.shape:
+            shapes = f"{tuple(saved.shape)}, and this model has {tuple(present.shape)}"
+            raise _other_network(path, f"it has {name} of shape {shapes}")
+        if saved.is_floating_point() != present.is_floating_point():
+            raise FileFormatError(f"{path} has {name} as {saved.dtype}, which cannot be right: save the model again.")
     for name, tensor in [*bnn.named_parameters(), *bnn.named_buffers()]:
         if name in tensors and tensors[name].dtype != tensor.dtype:
             tensor.data = tensor.data.to(tensors[name].dtype)
-    try:
-        bnn.load_state_dict(tensors)
-    except RuntimeError as error:
-        first = str(error).splitlines()[1].strip() if "\n" in str(error) else str(error)
-        raise FileFormatError(
-            f"{path} was saved from another network ({first}): pass a model of the same architecture."
-        ) from None
+    bnn.load_state_dict(tensors)

@@ -15,7 +15,10 @@ from leanbayes.errors import LeanBayesError
 @configurable
 @dataclass(frozen=True)
 class Ensemble(Method):
-    """`members` copies of the network. The first keeps its weights; the others start anew, each from a seed."""
+    """`members` copies of the network. The first keeps its weights; the others start anew, each from a seed.
+
+    Frozen parameters are the same in all of them.
+    """
 
     members: int = 5
     seed: int = 0
@@ -33,15 +36,25 @@ class Ensemble(Method):
         return Members([network, *others])
 
 
+@torch.no_grad()
 def _reset(network: nn.Module, seed: int) -> None:
-    """Initialise every layer that knows how to, without touching the global random state."""
-    devices = {p.device.index for p in network.parameters() if p.is_cuda}
-    with torch.random.fork_rng(devices=list(devices)):
-        torch.manual_seed(seed)
+    """Give every layer a fresh start, without touching the global random state."""
+    devices = sorted({p.device.index for p in network.parameters() if p.is_cuda})
+    before = [p.clone() for p in network.parameters()]
+    with torch.random.fork_rng(devices=devices):
+        for generator in [torch.default_generator, *(torch.cuda.default_generators[device] for device in devices)]:
+            generator.manual_seed(seed)
         for module in network.modules():
             reset = getattr(module, "reset_parameters", None) or getattr(module, "_reset_parameters", None)
             if callable(reset) and next(module.parameters(), None) is not None:
                 reset()
+        # What no layer resets is shuffled: its values keep their distribution, and lose what they had learned.
+        for parameter, old in zip(network.parameters(), before, strict=True):
+            if not parameter.requires_grad:  # a frozen backbone is meant to stay
+                parameter.copy_(old)
+            elif torch.equal(parameter, old):
+                order = torch.randperm(parameter.numel()).to(parameter.device)
+                parameter.copy_(old.flatten()[order].view_as(old))
 
 
 class Members(StochasticNetwork):
@@ -56,7 +69,7 @@ class Members(StochasticNetwork):
         """Run one member."""
         if draw is None:
             raise LeanBayesError("An ensemble has no mean network: predict with its members, or take one of them.")
-        return self.networks[draw.number % len(self.networks)](*args, **kwargs)
+        return self.networks[draw.number](*args, **kwargs)
 
     def plain(self) -> nn.Module:
         """Refuse: no single network stands for an ensemble."""

@@ -20,7 +20,7 @@ _LAYERS = (nn.Linear, nn.modules.conv._ConvNd, nn.RNNBase)
 @configurable
 @dataclass(frozen=True)
 class MCDropout(Method):
-    """Use the network's own dropout; with `rate`, set its rate, or insert it where the network has none.
+    """Use the network's own dropout; with `rate`, set the rate of its dropout layers, or insert some if it has none.
 
     Inserted dropout acts on the inputs of every linear, convolutional and recurrent layer but the first.
     """
@@ -34,34 +34,57 @@ class MCDropout(Method):
 
     def wrap(self, network: nn.Module) -> nn.Module:
         """Switch dropout on for good."""
-        existing = [m for m in network.modules() if isinstance(m, nn.modules.dropout._DropoutNd)]
-        attention = [m for m in network.modules() if isinstance(m, nn.MultiheadAttention)]
+        if any(isinstance(m, nn.RNNBase) and m.dropout for m in network.modules()):
+            raise LeanBayesError(
+                "MCDropout cannot draw the masks inside a recurrent layer: set its dropout to 0, and use nn.Dropout."
+            )
         if self.rate is None:
-            if not any(m.p for m in existing) and not any(m.dropout for m in attention):
-                raise LeanBayesError("The network has no dropout: give MCDropout(rate=...) to insert some.")
-            return DropoutNetwork(network, None)
-        for module in existing:
-            module.p = self.rate
-        return DropoutNetwork(network, None if existing else self.rate)
+            return DropoutNetwork(network)
+        dropouts = [m for m in network.modules() if isinstance(m, nn.modules.dropout._DropoutNd)]
+        attention = [m for m in network.modules() if isinstance(m, nn.MultiheadAttention)]
+        for dropout in dropouts:
+            dropout.p = self.rate
+        for layer in attention:
+            layer.dropout = self.rate
+        if not dropouts and not attention:
+            _insert(network, self.rate)
+        return DropoutNetwork(network)
+
+
+def _insert(network: nn.Module, rate: float) -> None:
+    layers = [m for m in network.modules() if isinstance(m, _LAYERS)]
+    if len(layers) < 2:
+        raise LeanBayesError("The network has no layer to insert dropout before: add nn.Dropout to it.")
+    for layer in layers[1:]:
+        layer.register_forward_pre_hook(_Insert(rate), with_kwargs=True)
 
 
 class DropoutNetwork(StochasticNetwork):
     """A network whose dropout draws its masks from a key, in training and in prediction alike."""
 
-    def __init__(self, network: nn.Module, inserted_rate: float | None) -> None:
+    def __init__(self, network: nn.Module) -> None:
         super().__init__()
         self.inner = network
-        if inserted_rate is not None:
-            layers = [m for m in network.modules() if isinstance(m, _LAYERS)]
-            if len(layers) < 2:
-                raise LeanBayesError("The network has no layer to insert dropout before: add nn.Dropout to it.")
-            for layer in layers[1:]:
-                layer.register_forward_pre_hook(_Insert(inserted_rate))
 
     def forward(self, draw: Draw | None, *args: Any, **kwargs: Any) -> Any:
         """Run with the masks of one draw, or without dropout."""
-        with _SeededDropout(None if draw is None else draw.key):
-            return self.inner(*args, **kwargs)
+        if draw is None:
+            with _SeededDropout(None):
+                return self.inner(*args, **kwargs)
+        source = noise.NoiseSource(draw.key)
+        # Some networks ask for their mode before they drop anything.
+        switched = [m for m in self.inner.modules() if not m.training and not _keeps_mode(m)]
+        for module in switched:
+            module.training = True
+        try:
+            with _SeededDropout(source):
+                output = self.inner(*args, **kwargs)
+        finally:
+            for module in switched:
+                module.training = False
+        if not source.streams:
+            raise LeanBayesError("The network dropped nothing: give MCDropout(rate=...) to insert dropout.")
+        return output
 
     def plain(self) -> nn.Module:
         """Return the network; dropout that was inserted is taken out again."""
@@ -69,7 +92,14 @@ class DropoutNetwork(StochasticNetwork):
             for handle, hook in list(module._forward_pre_hooks.items()):
                 if isinstance(hook, _Insert):
                     del module._forward_pre_hooks[handle]
+                    module._forward_pre_hooks_with_kwargs.pop(handle, None)
         return self.inner
+
+
+def _keeps_mode(module: nn.Module) -> bool:
+    """Whether training mode would do more than drop values: batch statistics, or whole paths skipped."""
+    name = type(module).__name__
+    return isinstance(module, nn.modules.batchnorm._NormBase) or "DropPath" in name or "StochasticDepth" in name
 
 
 @dataclass
@@ -78,17 +108,18 @@ class _Insert:
 
     rate: float
 
-    def __call__(self, module: nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...]:
-        return (F.dropout(args[0], self.rate, training=False), *args[1:])
+    def __call__(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, Any]:
+        if args:
+            return (F.dropout(args[0], self.rate, training=False), *args[1:]), kwargs
+        return args, {**kwargs, "input": F.dropout(kwargs["input"], self.rate, training=False)}
 
 
 class _SeededDropout(TorchFunctionMode):
-    """Answers every dropout call of a network: with masks made from a key, or (key None) with the identity."""
+    """Answers every dropout call of a network: with masks from a source of noise, or without one as the identity."""
 
-    def __init__(self, key: Tensor | None) -> None:
+    def __init__(self, source: noise.NoiseSource | None) -> None:
         super().__init__()
-        self.key = key
-        self.streams = 0
+        self.source = source
 
     def __torch_function__(
         self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
@@ -99,6 +130,8 @@ class _SeededDropout(TorchFunctionMode):
             rate = args[1] if len(args) > 1 else kwargs.get("p", 0.5)
             return self._dropped(x, rate, _CHANNEL_DIMS[func])
         if func in (F.alpha_dropout, F.feature_alpha_dropout):
+            if self.source is None:
+                return args[0] if args else kwargs["input"]
             raise UnsupportedOperation("MCDropout has no masks for alpha dropout: use nn.Dropout in its place.")
         if func is F.scaled_dot_product_attention:
             return self._attention(*args, **kwargs)
@@ -110,16 +143,15 @@ class _SeededDropout(TorchFunctionMode):
         return func(*args, **kwargs)
 
     def _dropped(self, x: Tensor, rate: float, kept_dims: int | None) -> Tensor:
-        if self.key is None or rate == 0:
+        if self.source is None or rate == 0:
             return x
-        self.streams += 1
         dims = x.dim() if kept_dims is None else x.dim() - kept_dims
         shape = (*x.shape[:dims], *[1] * (x.dim() - dims))
-        return x * noise.keep_mask(x, shape, rate, self.key, self.streams)
+        return x * noise.keep_mask(x, shape, rate, self.source.key, self.source.next_stream())
 
     def _attention(self, q: Tensor, k: Tensor, v: Tensor, attn_mask: Tensor | None = None, dropout_p: float = 0.0,
                    is_causal: bool = False, scale: float | None = None, **kwargs: Any) -> Tensor:  # fmt: skip
-        if self.key is None or dropout_p == 0:
+        if self.source is None or dropout_p == 0:
             return F.scaled_dot_product_attention(q, k, v, attn_mask, 0.0, is_causal, scale=scale, **kwargs)
         # Without dropout the weights of attention times the identity are the weights themselves.
         identity = torch.eye(k.shape[-2], dtype=q.dtype, device=q.device).expand(*k.shape[:-1], k.shape[-2])

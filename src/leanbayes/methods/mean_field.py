@@ -37,6 +37,8 @@ class MeanField(Method):
             raise LeanBayesError(f"init_std={self.init_std} must be a positive number.")
         if self.samples < 1:
             raise LeanBayesError(f"samples={self.samples} must be at least 1.")
+        if isinstance(self.prior, type) or not hasattr(self.prior, "bind"):
+            raise LeanBayesError("prior must be an instance such as lb.Normal(0.1).")
         get_rule(self.rule)
 
     def posterior(self, layout: Layout, mean: Tensor, variance: Tensor | None) -> MeanFieldPosterior:

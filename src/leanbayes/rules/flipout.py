@@ -13,7 +13,7 @@ from torch import Tensor
 from leanbayes import noise
 from leanbayes.posteriors import Posterior
 from leanbayes.rules.base import Rule
-from leanbayes.rules.weights import LinearUse, NoiseSource, RandomWeight
+from leanbayes.rules.weights import LinearUse, RandomWeight
 
 
 class FlipoutWeight(RandomWeight):
@@ -46,7 +46,7 @@ class Flipout(Rule):
 
     def weights(self, posterior: Posterior, key: Tensor, with_kl: bool) -> tuple[Sequence[Any], Tensor | None]:
         """Give each layer its mean weights and one perturbation of them."""
-        layout, source = posterior.layout, NoiseSource(key)
+        layout, source = posterior.layout, noise.NoiseSource(key)
         means, changes = layout.split(posterior.mean()), layout.split(posterior.perturbation(key))
         values = [FlipoutWeight(m, c, source, slot.name) for m, c, slot in zip(means, changes, layout, strict=True)]
         return values, posterior.kl(key) if with_kl else None

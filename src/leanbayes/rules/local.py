@@ -11,9 +11,10 @@ from typing import Any
 from torch import Tensor
 
 from leanbayes import gaussian
+from leanbayes.noise import NoiseSource
 from leanbayes.posteriors import Posterior
 from leanbayes.rules.base import Rule
-from leanbayes.rules.weights import LinearUse, NoiseSource, RandomWeight
+from leanbayes.rules.weights import LinearUse, RandomWeight
 
 
 class LocalWeight(RandomWeight):
@@ -41,7 +42,7 @@ class Local(Rule):
 
     def weights(self, posterior: Posterior, key: Tensor, with_kl: bool) -> tuple[Sequence[Any], Tensor | None]:
         """Give each layer the mean and variance of its weights."""
-        layout, noise = posterior.layout, NoiseSource(key)
+        layout, source = posterior.layout, NoiseSource(key)
         means, variances = layout.split(posterior.mean()), layout.split(posterior.variance())
-        values = [LocalWeight(m, v, noise, slot.name) for m, v, slot in zip(means, variances, layout, strict=True)]
+        values = [LocalWeight(m, v, source, slot.name) for m, v, slot in zip(means, variances, layout, strict=True)]
         return values, posterior.kl(key) if with_kl else None

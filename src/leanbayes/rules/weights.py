@@ -13,19 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from leanbayes.errors import UnsupportedOperation
-
-
-class NoiseSource:
-    """One key for a whole forward pass, and a stream number of its own for every use of noise in it."""
-
-    def __init__(self, key: Tensor) -> None:
-        self.key = key
-        self._streams = 0
-
-    def next_stream(self) -> int:
-        """Count up; stream 0 belongs to the draw of the weights."""
-        self._streams += 1
-        return self._streams
+from leanbayes.noise import NoiseSource
 
 
 @dataclass(frozen=True)
