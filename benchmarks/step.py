@@ -4,7 +4,8 @@
 
 Every variant takes the same step: forward, backward and SGD with momentum, on fixed random data. The variants take
 turns, round after round, so that a slow moment of the machine hits them all; times and ratios are medians over rounds.
-Memory is the peak during a step, parameters and optimiser state included.
+Memory is the peak during a step, parameters and optimiser state included. On a GPU, "busy" is the time that its
+kernels take: where it is far below the step's, the step waits for Python, and only larger batches or CUDA graphs help.
 """
 
 import argparse
@@ -22,6 +23,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.profiler import ProfilerActivity, profile
 
 import leanbayes as lb
 from leanbayes.cost import PeakMemory
@@ -139,6 +141,17 @@ class Trainer:
         self._wait()
         return 1e3 * (time.perf_counter() - start) / steps
 
+    def busy(self, steps: int = 5) -> float | None:
+        """Milliseconds a step that the GPU is at work."""
+        if self.device.type != "cuda":
+            return None
+        with profile(activities=[ProfilerActivity.CUDA]) as profiler:
+            for _ in range(steps):
+                self.step()
+            self._wait()
+        kernels = [e for e in profiler.events() if e.device_type == torch.autograd.DeviceType.CUDA]
+        return sum(e.self_device_time_total for e in kernels if "Optimizer" not in e.name) / 1e3 / steps
+
     def _wait(self) -> None:
         if self.device.type == "cuda":
             torch.cuda.synchronize()
@@ -179,12 +192,23 @@ def measure(name: str, mode: str, args: argparse.Namespace) -> list[dict[str, An
             "ms": statistics.median(times),
             "ms_quartiles": [times[len(times) // 4], times[3 * len(times) // 4]],
             "memory_mb": trainer.memory / 1e6,
+            "busy_ms": trainer.busy(),
         }
         if "deterministic" in trainers:
             row["time_ratio"] = statistics.median(one[variant] / one["deterministic"] for one in rounds)
             row["memory_ratio"] = trainer.memory / trainers["deterministic"].memory
         rows.append(row)
     return rows
+
+
+def table_row(row: dict[str, Any]) -> str:
+    """Lay out one variant's figures."""
+    low, high = row["ms_quartiles"]
+    busy = "" if row["busy_ms"] is None else f"{row['busy_ms']:.2f}"
+    return (
+        f"| {row['network']} | {row['mode']} | {row['variant']} | {row['ms']:.2f} ({low:.2f} to {high:.2f}) | "
+        f"{row.get('time_ratio', 0):.2f} | {busy} | {row['memory_mb']:.0f} | {row.get('memory_ratio', 0):.2f} |"
+    )
 
 
 def main() -> None:
@@ -201,26 +225,20 @@ def main() -> None:
     parser.add_argument("--warmup", type=int, default=10)
     parser.add_argument("--out", type=Path, help="also write the figures to this JSON file")
     args = parser.parse_args()
-    rows = []
+    rows: list[dict[str, Any]] = []
+    machine = f"{platform.machine()}, {torch.get_num_threads()} threads"
+    if args.device == "cuda":
+        machine = torch.cuda.get_device_name()
+    print(f"torch {torch.__version__}, {machine}, {'fp32' if args.fp32 else 'bf16'}")
+    print("| network | mode | variant | ms (quartiles) | time × | busy ms | memory MB | memory × |")
+    print("|---|---|---|---|---|---|---|---|")
     for name in args.network:
         for mode in args.mode:
             torch.compiler.reset()
-            rows += measure(name, mode, args)
-    machine = (
-        torch.cuda.get_device_name()
-        if args.device == "cuda"
-        else f"{platform.machine()}, {torch.get_num_threads()} threads"
-    )
-    print(f"torch {torch.__version__}, {machine}, {'fp32' if args.fp32 else 'bf16'}")
-    print(
-        "| network | mode | variant | ms (quartiles) | time × | memory MB | memory × |\n|---|---|---|---|---|---|---|"
-    )
-    for row in rows:
-        low, high = row["ms_quartiles"]
-        print(
-            f"| {row['network']} | {row['mode']} | {row['variant']} | {row['ms']:.2f} ({low:.2f} to {high:.2f}) | "
-            f"{row.get('time_ratio', 0):.2f} | {row['memory_mb']:.0f} | {row.get('memory_ratio', 0):.2f} |"
-        )
+            fresh = measure(name, mode, args)
+            for row in fresh:
+                print(table_row(row), flush=True)
+            rows += fresh
     if args.out:
         args.out.parent.mkdir(parents=True, exist_ok=True)
         record = {

@@ -74,6 +74,20 @@ def test_gradients_equal_plain_autograd(kind: str, kl_weight: float) -> None:
     torch.testing.assert_close(gradients, expected)
 
 
+@pytest.mark.parametrize("kind", ["plain", "centred", "scales", "centred scales"])
+def test_variance_and_kl_equal_plain_autograd(kind: str) -> None:
+    mean, rho = parameters()
+    ours, prior = terms(kind, mean)
+    upstream = torch.linspace(-2, 2, len(mean), dtype=mean.dtype)
+    variance, kl = gaussian.variance_and_kl(mean, rho, ours)
+    sigma = F.softplus(rho)
+    plain_kl = kl_divergence(Normal(mean, sigma), prior).sum()
+    torch.testing.assert_close((variance, kl), (sigma.square(), plain_kl))
+    gradients = torch.autograd.grad((variance * upstream).sum() + 0.7 * kl, (mean, rho))
+    expected = torch.autograd.grad((sigma.square() * upstream).sum() + 0.7 * plain_kl, (mean, rho))
+    torch.testing.assert_close(gradients, expected)
+
+
 def test_draw_without_kl_has_the_same_weights_and_gradients() -> None:
     mean, rho = parameters()
     with_kl, _ = gaussian.draw_and_kl(mean, rho, KEY, NormalTerms(None, 1.0))

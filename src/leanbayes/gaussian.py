@@ -40,6 +40,17 @@ def normal_kl(mean: Tensor, sigma: Tensor, prior: NormalTerms) -> Tensor:
     return 0.5 * squares - torch.log(sigma).sum() + mean.numel() * (log_scale - 0.5)
 
 
+def _kl_slopes(
+    mean: Tensor, sigma: Tensor, loc: Tensor | None, scales: Tensor | None, scale: float, grad_kl: Tensor
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Gradients of grad_kl·KL for μ and σ, as two tensors and the one factor that both still need."""
+    centred = mean if loc is None else mean - loc
+    one = mean.new_ones(())
+    if scales is None:
+        return centred, torch.addcdiv(sigma, one, sigma, value=-(scale**2)), grad_kl / scale**2
+    return centred / scales.square(), sigma / scales.square() - one / sigma, grad_kl
+
+
 class _Draw(torch.autograd.Function):
     @staticmethod
     def forward(
@@ -76,15 +87,9 @@ class _Draw(torch.autograd.Function):
         epsilon, sigma = rest
         grad_mean, grad_sigma = grad, grad * epsilon
         if ctx.with_kl:
-            centred = mean if loc is None else mean - loc
-            one = mean.new_ones(())
-            if scales is None:
-                weight = grad_kl / ctx.scale**2
-                grad_mean = torch.addcmul(grad, centred, weight)
-                grad_sigma = grad_sigma.addcmul_(torch.addcdiv(sigma, one, sigma, value=-(ctx.scale**2)), weight)
-            else:
-                grad_mean = torch.addcmul(grad, centred / scales.square(), grad_kl)
-                grad_sigma = grad_sigma.addcmul_(sigma / scales.square() - one / sigma, grad_kl)
+            slope_mean, slope_sigma, factor = _kl_slopes(mean, sigma, loc, scales, ctx.scale, grad_kl)
+            grad_mean = torch.addcmul(grad, slope_mean, factor)
+            grad_sigma = grad_sigma.addcmul_(slope_sigma, factor)
         grad_rho = torch.ops.aten.softplus_backward(grad_sigma, rho, 1, 20)
         return grad_mean, grad_rho, None, None, None, None, None
 
@@ -96,8 +101,35 @@ def draw(mean: Tensor, rho: Tensor, key: Tensor) -> Tensor:
 
 def draw_and_kl(mean: Tensor, rho: Tensor, key: Tensor, prior: NormalTerms) -> tuple[Tensor, Tensor]:
     """Draw, and the exact KL to a Gaussian prior, in one pass over the weights."""
-    scales, scale = (prior.scale, 1.0) if isinstance(prior.scale, Tensor) else (None, prior.scale)
-    return _Draw.apply(mean, rho, key, prior.loc, scales, scale, True)
+    return _Draw.apply(mean, rho, key, prior.loc, *_scales(prior), True)
+
+
+def _scales(prior: NormalTerms) -> tuple[Tensor | None, float]:
+    return (prior.scale, 1.0) if isinstance(prior.scale, Tensor) else (None, prior.scale)
+
+
+class _VarianceAndKL(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any, mean: Tensor, rho: Tensor, loc: Tensor | None, scales: Tensor | None, scale: float
+    ) -> tuple[Tensor, Tensor]:
+        sigma = F.softplus(rho)
+        ctx.scale = scale
+        ctx.save_for_backward(mean, rho, loc, scales, sigma)
+        return sigma * sigma, normal_kl(mean, sigma, NormalTerms(loc, scale if scales is None else scales))
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor, grad_kl: Tensor) -> tuple[Tensor | None, ...]:
+        mean, rho, loc, scales, sigma = ctx.saved_tensors
+        slope_mean, slope_sigma, factor = _kl_slopes(mean, sigma, loc, scales, ctx.scale, grad_kl)
+        grad_sigma = slope_sigma.mul_(factor).addcmul_(grad, sigma, value=2)
+        return slope_mean * factor, torch.ops.aten.softplus_backward(grad_sigma, rho, 1, 20), None, None, None
+
+
+def variance_and_kl(mean: Tensor, rho: Tensor, prior: NormalTerms) -> tuple[Tensor, Tensor]:
+    """Return softplus(ρ)², and the exact KL to a Gaussian prior."""
+    return _VarianceAndKL.apply(mean, rho, prior.loc, *_scales(prior))
 
 
 class _Reparameterise(torch.autograd.Function):

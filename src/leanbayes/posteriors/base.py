@@ -43,6 +43,10 @@ class Posterior(nn.Module):
         """A draw and the KL; a subclass may do both in one pass."""
         return self.sample(key), self.kl(key)
 
+    def variance_and_kl(self, key: Tensor) -> tuple[Tensor, Tensor]:
+        """The variance and the KL; a subclass may do both in one pass."""
+        return self.variance(), self.kl(key)
+
     def perturbation(self, key: Tensor) -> Tensor:
         """A draw less the mean, for flipout; the noise is symmetric around 0."""
         return self.sample(key) - self.mean()

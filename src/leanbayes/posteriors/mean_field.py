@@ -62,6 +62,13 @@ class MeanFieldPosterior(Posterior):
             return weights, self._log_ratio(weights)
         return gaussian.draw_and_kl(self.mu, self.rho, key, terms)
 
+    def variance_and_kl(self, key: Tensor) -> tuple[Tensor, Tensor]:
+        """Variance and KL in one pass over the weights."""
+        terms = self.prior.normal_terms()
+        if terms is None:
+            return super().variance_and_kl(key)
+        return gaussian.variance_and_kl(self.mu, self.rho, terms)
+
     def _log_ratio(self, weights: Tensor) -> Tensor:
         std = self.std()
         standard = (weights - self.mu) / std

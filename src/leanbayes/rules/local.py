@@ -43,6 +43,7 @@ class Local(Rule):
     def weights(self, posterior: Posterior, key: Tensor, with_kl: bool) -> tuple[Sequence[Any], Tensor | None]:
         """Give each layer the mean and variance of its weights."""
         layout, source = posterior.layout, NoiseSource(key)
-        means, variances = layout.split(posterior.mean()), layout.split(posterior.variance())
+        variance, kl = posterior.variance_and_kl(key) if with_kl else (posterior.variance(), None)
+        means, variances = layout.split(posterior.mean()), layout.split(variance)
         values = [LocalWeight(m, v, source, slot.name) for m, v, slot in zip(means, variances, layout, strict=True)]
-        return values, posterior.kl(key) if with_kl else None
+        return values, kl
