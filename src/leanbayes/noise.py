@@ -79,9 +79,12 @@ def _noise(like: Tensor, key: Tensor, stream: int, signs: bool) -> Tensor:
     out = torch.empty_like(like)
     seed, index = key.tolist()
     generator = torch.Generator(like.device).manual_seed(_mix(seed, index, stream))
+    flat = out.as_strided((out.numel(),), (1,))  # torch fills plain memory many times faster than channels_last
     if signs:
-        return out.bernoulli_(0.5, generator=generator).mul_(2).sub_(1)
-    return out.normal_(generator=generator)
+        flat.bernoulli_(0.5, generator=generator).mul_(2).sub_(1)
+    else:
+        flat.normal_(generator=generator)
+    return out
 
 
 @_noise.register_fake

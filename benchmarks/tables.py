@@ -1,0 +1,78 @@
+"""Writes docs/benchmarks.md from the figures under benchmarks/results, so that no number is copied by hand.
+
+python benchmarks/tables.py
+"""
+
+import json
+from pathlib import Path
+from typing import Any
+
+from step import TABLE_HEAD, table_row
+
+HERE = Path(__file__).parent
+PAGE = """# What it costs
+
+Every table is from one run, in which the variants take turns; the deterministic network is the unit. `bayesian-torch`
+is version 0.5.0. The commands need only this repository (and the peer, if its rows are wanted). This page is written
+by `python benchmarks/tables.py`.
+
+## A training step on a GPU
+
+Forward, backward and SGD with momentum; ResNet-18 for 32×32 images in batches of 256, channels_last, and an MLP of
+three 2048×2048 layers in batches of 64. "Busy" is the time that the GPU's kernels take. Where it is far below the
+step's time, as here, the step waits for Python to launch kernels, and the ratio of times is kinder to what adds
+arithmetic but few kernels; the ratio of busy times is what a larger batch or CUDA graphs would show.
+
+In the compiled rows the first variant, the deterministic one, also carries about 68 MB of workspaces of the GPU
+libraries: compare the compiled variants' memory with the deterministic memory of the eager rows (the script has since
+been mended).
+
+{gpu}
+
+## A training step on a CPU
+
+The same, in fp32 on 2 cores; `cnn` is a ResNet-18 of a quarter of the width, batches of 64. A compiled step's memory
+is not counted.
+
+{cpu}
+
+## Bytes moved
+
+Counted by `leanbayes.cost` over all operations of an eager step (forward and backward); the same on every machine. On
+a GPU draw and KL are one kernel, and less is moved than here.
+
+{moved}
+"""
+
+
+def load(name: str) -> dict[str, Any]:
+    """Read one result file."""
+    return json.loads((HERE / "results" / f"{name}.json").read_text())
+
+
+def steps(*names: str) -> str:
+    """The tables of some runs of step.py."""
+    parts = []
+    for name in names:
+        record = load(name)
+        rows = "\n".join(table_row(row) for row in record["rows"])
+        parts.append(
+            f"`{record['command']}`: {record['machine']}, torch {record['torch']}, {record['precision']}\n\n"
+            f"{TABLE_HEAD}\n{rows}"
+        )
+    return "\n\n".join(parts)
+
+
+def moved() -> str:
+    """The table of moved.py."""
+    record = load("moved")
+    lines = [f"`{record['command']}`\n", "| network | variant | MB moved | × | kernels |", "|---|---|---|---|---|"]
+    for row in record["rows"]:
+        megabytes = f"{row['bytes'] / 1e6:.0f}"
+        lines.append(f"| {row['network']} | {row['variant']} | {megabytes} | {row['ratio']:.2f} | {row['kernels']} |")
+    return "\n".join(lines)
+
+
+if __name__ == "__main__":
+    page = PAGE.format(gpu=steps("step-resnet18", "step-mlp"), cpu=steps("step-cpu"), moved=moved())
+    (HERE.parent / "docs" / "benchmarks.md").write_text(page)
