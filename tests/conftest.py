@@ -1,5 +1,8 @@
 """What every test starts from."""
 
+from collections.abc import Iterator
+
+import pytest
 import torch
 from hypothesis import settings
 
@@ -9,3 +12,11 @@ torch.set_num_threads(1)
 # A first call may load or compile something: a slow example is no failure.
 settings.register_profile("leanbayes", deadline=None)
 settings.load_profile("leanbayes")
+
+
+@pytest.fixture(autouse=True)
+def _seeded() -> Iterator[None]:
+    """Give every test the same random numbers, whatever ran before it."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        yield

@@ -1,7 +1,6 @@
 """What is done with a trained model: statistics refreshed, a plain network made of it, a draw kept."""
 
 import copy
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -13,13 +12,6 @@ import leanbayes as lb
 from leanbayes.bayesian import BayesianModel
 
 RULES = ["sample", "flipout", "local", "mean"]
-
-
-@pytest.fixture(autouse=True)
-def _seeded() -> Iterator[None]:
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(0)
-        yield
 
 
 def generator(seed: int = 7) -> torch.Generator:

@@ -1,6 +1,6 @@
 """Bad input gets one clear sentence that says what to do."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -11,14 +11,6 @@ from torch import Tensor, nn
 
 import leanbayes as lb
 from leanbayes.bayesian import BayesianModel
-
-
-@pytest.fixture(autouse=True)
-def _seeded() -> Iterator[None]:
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(0)
-        yield
-
 
 X = torch.randn(4, 6, generator=torch.Generator().manual_seed(0))
 Y = torch.tensor([0, 1, 2, 1])

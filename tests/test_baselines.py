@@ -1,7 +1,6 @@
 """The plain network and ensembles, and that every baseline learns; dropout has a file of its own."""
 
 import copy
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -12,13 +11,6 @@ from torch import nn
 
 import leanbayes as lb
 from leanbayes.bayesian import BayesianModel
-
-
-@pytest.fixture(autouse=True)
-def _seeded() -> Iterator[None]:
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(0)
-        yield
 
 
 def members_of(bnn: BayesianModel) -> list[nn.Module]:

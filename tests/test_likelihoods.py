@@ -1,6 +1,5 @@
 """Likelihoods against torch.distributions, in double precision."""
 
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -15,13 +14,6 @@ from leanbayes import config
 shapes = st.lists(st.integers(1, 4), min_size=1, max_size=3).map(tuple)
 seeds = st.integers(0, 2**32)
 few = settings(max_examples=25, deadline=None)
-
-
-@pytest.fixture(autouse=True)
-def _seeded() -> Iterator[None]:
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(0)
-        yield
 
 
 def randn(seed: int, *shape: int) -> Tensor:

@@ -1,6 +1,6 @@
 """Monte Carlo dropout, wherever a network has its dropout."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -11,13 +11,6 @@ from networks import CASES
 from torch import Tensor, nn
 
 import leanbayes as lb
-
-
-@pytest.fixture(autouse=True)
-def _seeded() -> Iterator[None]:
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(0)
-        yield
 
 
 class Functional(nn.Module):

@@ -229,3 +229,12 @@ def test_an_exact_kl_spends_no_noise() -> None:
     bnn.kl()
     assert torch.equal(start, generator.get_state())
     assert torch.equal(state, bnn.noise.state)
+
+
+def test_a_generator_makes_a_plain_call_repeatable() -> None:
+    bnn, x = lb.bayesianize(torch.nn.Linear(3, 2), lb.MeanField()), torch.randn(4, 3)
+    outputs = []
+    for _ in range(2):
+        with bnn.drawn(generator=torch.Generator().manual_seed(1)) as call:
+            outputs.append(call(x))
+    assert torch.equal(*outputs)

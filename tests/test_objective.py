@@ -2,7 +2,6 @@
 
 import copy
 import operator
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -17,13 +16,6 @@ from leanbayes.cost import PeakMemory
 
 N = 50
 PRIOR = 0.3
-
-
-@pytest.fixture(autouse=True)
-def _seeded() -> Iterator[None]:
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(0)
-        yield
 
 
 def generator(seed: int = 7) -> torch.Generator:

@@ -1,7 +1,6 @@
 """Predictions and their uncertainty, against loops written by hand."""
 
 import warnings
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -17,13 +16,6 @@ from leanbayes.cost import PeakMemory
 
 few = settings(max_examples=25, deadline=None)
 RULES = ["sample", "flipout", "local", "mean"]
-
-
-@pytest.fixture(autouse=True)
-def _seeded() -> Iterator[None]:
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(0)
-        yield
 
 
 def generator(seed: int = 7) -> torch.Generator:

@@ -164,9 +164,9 @@ class BayesianModel(nn.Module):
             self._put(before)
         return (output, kl) if draw.with_kl else output
 
-    def _any_draw(self) -> Draw:
+    def _any_draw(self, generator: torch.Generator | None = None) -> Draw:
         """Take the next draw; of an ensemble, a member that goes by its key."""
-        draw = self.next_draw()
+        draw = self.next_draw(generator)
         return draw if self.members is None else draw._replace(number=int(draw.key.sum()) % self.members)
 
     def next_draw(self, generator: torch.Generator | None = None, number: int = 0, with_kl: bool = False) -> Draw:
@@ -204,13 +204,13 @@ class BayesianModel(nn.Module):
         return self.network(*args, **kwargs)
 
     @contextlib.contextmanager
-    def drawn(self, draw: Draw | None = None) -> Iterator[Callable[..., Any]]:
+    def drawn(self, draw: Draw | None = None, generator: torch.Generator | None = None) -> Iterator[Callable[..., Any]]:
         """Keep one draw in the network for a block, for many calls or other methods of it; yields what to call.
 
         `with bnn.drawn(): bnn.network.generate(...)` works under no_grad. With activation checkpointing, which runs
         parts of the network again, take the loss and its backward pass inside such a block.
         """
-        draw = self._any_draw() if draw is None else draw
+        draw = self._any_draw(generator) if draw is None else draw
         before = self._values
         self._install(draw)
         try:

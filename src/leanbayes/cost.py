@@ -78,7 +78,7 @@ class _Observer(TorchDispatchMode):
         return result
 
     def observe(self, func: OpOverload, arguments: dict[str, Any], result: Any) -> None:
-        raise NotImplementedError
+        raise NotImplementedError  # abstract
 
 
 class CostCounter(_Observer):

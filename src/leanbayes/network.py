@@ -98,6 +98,11 @@ def map_tensors(function: Callable[[Tensor], Tensor], inputs: Any) -> Any:
     return inputs
 
 
+def map_rows(function: Callable[[Tensor], Tensor], inputs: Any, rows: int) -> Any:
+    """Apply to every tensor with one entry a row; tensors of another length are shared by all rows and stay."""
+    return map_tensors(lambda tensor: function(tensor) if tensor.dim() and len(tensor) == rows else tensor, inputs)
+
+
 def tensors_of(inputs: Any) -> Iterator[Tensor]:
     """Every tensor of an input."""
     if isinstance(inputs, Tensor):

@@ -1,5 +1,6 @@
 """The evidence lower bound, as a loss to minimise, for the user's own training loop."""
 
+import functools
 import math
 from collections.abc import Callable
 from typing import Any, Literal
@@ -11,7 +12,7 @@ from torch.autograd.function import once_differentiable
 from leanbayes.bayesian import BayesianModel
 from leanbayes.errors import LeanBayesError
 from leanbayes.likelihoods import Likelihood
-from leanbayes.network import call_with, map_tensors, output_tensor, tensors_of
+from leanbayes.network import call_with, map_rows, output_tensor, tensors_of
 
 
 def elbo(
@@ -48,8 +49,7 @@ def elbo(
     if torch.is_grad_enabled():
         bnn.trained_rule = bnn.rule
     if over == "fold" and samples > 1:
-        x = map_tensors(lambda t: t.repeat(samples, *[1] * (t.dim() - 1)), x)
-        y = y.repeat(samples, *[1] * (y.dim() - 1))
+        x, y = (map_rows(functools.partial(_repeat, times=samples), batch, len(y)) for batch in (x, y))
         samples = 1
     checked = not torch.compiler.is_compiling() and (y.device.type == "cpu" if check is None else check)
 
@@ -73,6 +73,10 @@ def elbo(
     if checked and not torch.isfinite(loss):
         _explain(bnn, x, y, loss)
     return loss
+
+
+def _repeat(tensor: Tensor, times: int) -> Tensor:
+    return tensor.repeat(times, *[1] * (tensor.dim() - 1))
 
 
 def _unwrap(model: nn.Module) -> BayesianModel:

@@ -16,7 +16,7 @@ from torch import Tensor
 from leanbayes import noise
 from leanbayes.cost import PeakMemory
 from leanbayes.errors import LeanBayesError, RuleMismatchWarning
-from leanbayes.network import call_with, evaluation_mode, map_tensors, output_tensor, tensors_of
+from leanbayes.network import call_with, evaluation_mode, map_rows, output_tensor, tensors_of
 from leanbayes.rules import get_rule
 
 if TYPE_CHECKING:
@@ -225,8 +225,7 @@ def _warn_of_other_noise(bnn: "BayesianModel") -> None:
 
 
 def _cut(x: Any, rows: int, start: int, end: int) -> Any:
-    """Take some rows of a batch; tensors of another length are shared by all rows and stay whole."""
-    return map_tensors(lambda t: t[start:end] if t.dim() and len(t) == rows else t, x)
+    return map_rows(lambda tensor: tensor[start:end], x, rows)
 
 
 def _one_draw(bnn: "BayesianModel", x: Any, draw: "Draw", rows: int, step: int) -> Tensor:

@@ -13,6 +13,7 @@ from leanbayes import noise
 from leanbayes.bayesian import Draw, Method, StochasticNetwork
 from leanbayes.config import configurable
 from leanbayes.errors import LeanBayesError, UnsupportedOperation
+from leanbayes.rules.attention import multi_head_attention_forward
 
 _LAYERS = (nn.Linear, nn.modules.conv._ConvNd, nn.RNNBase)
 
@@ -136,8 +137,6 @@ class _SeededDropout(TorchFunctionMode):
         if func is F.scaled_dot_product_attention:
             return self._attention(*args, **kwargs)
         if func is F.multi_head_attention_forward:
-            from leanbayes.rules.attention import multi_head_attention_forward
-
             with self:
                 return multi_head_attention_forward(*args, **{**kwargs, "training": True})
         return func(*args, **kwargs)

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from leanbayes.errors import UnsupportedOperation
 from leanbayes.noise import NoiseSource
+from leanbayes.rules.attention import multi_head_attention_forward
 
 
 @dataclass(frozen=True)
@@ -100,7 +101,7 @@ _SHAPE_FUNCTIONS: set[Callable[..., Any]] = {
         "movedim swapaxes contiguous to type_as float half bfloat16 double clone detach expand __getitem__"
     ).split()
     if hasattr(owner, name)
-} | {Tensor.T.__get__, Tensor.mT.__get__}  # type: ignore[attr-defined]
+}
 _MULTIPLY = {torch.mul, Tensor.mul, Tensor.__mul__, Tensor.__rmul__}
 _DIVIDE = {torch.div, Tensor.div, Tensor.__truediv__}
 
@@ -205,8 +206,6 @@ class RandomWeight:
     ) -> Any:
         kwargs = dict(kwargs or {})
         if func is F.multi_head_attention_forward:
-            from leanbayes.rules.attention import multi_head_attention_forward
-
             return multi_head_attention_forward(*args, **kwargs)
         self = next(_random_weights((*args, *kwargs.values())))
         if func in _SHAPE_FUNCTIONS:
