@@ -35,6 +35,8 @@ ROWS: dict[str, Row] = {
     "MeanField local": mean_field("local", ("lstm",)),
     "MeanField mean": mean_field("mean"),
     "MeanField sample, prior per layer": mean_field("sample", prior=lb.Normal("fan_in", center="pretrained")),
+    "MeanField flipout, prior per layer": mean_field("flipout", ("lstm",), prior=lb.Normal("std", center="pretrained")),
+    "MeanField local, prior per layer": mean_field("local", ("lstm",), prior=lb.Normal("fan_in")),
     "MeanField sample, mixture prior": mean_field("sample", prior=lb.ScaleMixture()),
     "Deterministic": Row(lb.Deterministic(), lb.Deterministic(), "mean"),
     "Ensemble": Row(lb.Ensemble(2), lb.Ensemble(1), "sample"),

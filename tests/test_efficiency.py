@@ -55,6 +55,14 @@ def test_bytes_of_a_step_on_a_small_cnn() -> None:
     assert bayesian.bytes <= 2.5 * plain.bytes  # bayesian-torch 3.5, a plain local reparameterisation 4
 
 
+@pytest.mark.parametrize(("rule", "mlp_ratio", "cnn_ratio"), [("local", 12, 3.8), ("flipout", 16, 2.7)])
+def test_bytes_of_a_step_by_the_other_rules(rule: str, mlp_ratio: float, cnn_ratio: float) -> None:
+    plain, bayesian = step_costs(mlp(), torch.randn(64, 2048), 2048, rule)
+    assert bayesian.bytes <= mlp_ratio * plain.bytes  # bayesian-torch flipout 33
+    plain, bayesian = step_costs(cnn(), torch.randn(64, 1, 28, 28), 10, rule)
+    assert bayesian.bytes <= cnn_ratio * plain.bytes
+
+
 @pytest.mark.parametrize("depth", [2, 40])
 def test_kernels_of_a_step_do_not_grow_with_the_number_of_layers(depth: int) -> None:
     plain, bayesian = step_costs(mlp(depth, 16), torch.randn(4, 16), 16, "sample")

@@ -40,6 +40,14 @@ def normal_kl(mean: Tensor, sigma: Tensor, prior: NormalTerms) -> Tensor:
     return 0.5 * squares - torch.log(sigma).sum() + mean.numel() * (log_scale - 0.5)
 
 
+def mean_kl(mean: Tensor, prior: NormalTerms) -> Tensor:
+    """Return the part of `normal_kl` that the means have: Σ ½(μ-m)²/s²."""
+    centred = mean if prior.loc is None else mean - prior.loc
+    if isinstance(prior.scale, Tensor):
+        return 0.5 * torch.linalg.vector_norm(centred / prior.scale).square()
+    return 0.5 * (torch.linalg.vector_norm(centred) / prior.scale).square()
+
+
 def _kl_slopes(
     mean: Tensor, sigma: Tensor, loc: Tensor | None, scales: Tensor | None, scale: float, grad_kl: Tensor
 ) -> tuple[Tensor, Tensor, Tensor]:

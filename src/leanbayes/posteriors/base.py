@@ -51,6 +51,10 @@ class Posterior(nn.Module):
         """A draw less the mean, for flipout; the noise is symmetric around 0."""
         return self.sample(key) - self.mean()
 
+    def perturbation_and_kl(self, key: Tensor) -> tuple[Tensor, Tensor]:
+        """A perturbation and the KL; a subclass may do both in one pass."""
+        return self.perturbation(key), self.kl(key)
+
     def scale_parameters(self) -> Iterator[nn.Parameter]:
         """The parameters that hold spreads rather than means: they want an adaptive optimiser."""
         return iter(())

@@ -69,6 +69,15 @@ class MeanFieldPosterior(Posterior):
             return super().variance_and_kl(key)
         return gaussian.variance_and_kl(self.mu, self.rho, terms)
 
+    def perturbation_and_kl(self, key: Tensor) -> tuple[Tensor, Tensor]:
+        """Perturbation and KL: that of a draw around 0, and then what the distance of μ adds."""
+        terms = self.prior.normal_terms()
+        if terms is None:
+            return super().perturbation_and_kl(key)
+        around_zero = gaussian.NormalTerms(None, terms.scale)
+        perturbation, kl = gaussian.draw_and_kl(torch.zeros_like(self.mu), self.rho, key, around_zero)
+        return perturbation, kl + gaussian.mean_kl(self.mu, terms)
+
     def _log_ratio(self, weights: Tensor) -> Tensor:
         std = self.std()
         standard = (weights - self.mu) / std

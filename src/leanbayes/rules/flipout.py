@@ -47,6 +47,7 @@ class Flipout(Rule):
     def weights(self, posterior: Posterior, key: Tensor, with_kl: bool) -> tuple[Sequence[Any], Tensor | None]:
         """Give each layer its mean weights and one perturbation of them."""
         layout, source = posterior.layout, noise.NoiseSource(key)
-        means, changes = layout.split(posterior.mean()), layout.split(posterior.perturbation(key))
+        change, kl = posterior.perturbation_and_kl(key) if with_kl else (posterior.perturbation(key), None)
+        means, changes = layout.split(posterior.mean()), layout.split(change)
         values = [FlipoutWeight(m, c, source, slot.name) for m, c, slot in zip(means, changes, layout, strict=True)]
-        return values, posterior.kl(key) if with_kl else None
+        return values, kl
