@@ -124,3 +124,18 @@ def test_drawn_keeps_one_draw(rule: str) -> None:
         with bnn.drawn() as call:
             assert call(x).equal(first) == (rule == "mean")
     assert bnn.network.get_submodule("0").weight is None
+
+
+def test_inference_mode_leaves_a_model_that_trains() -> None:
+    net, x = CASES["cnn"].build(), CASES["cnn"].example()
+    with torch.inference_mode():
+        bnn = lb.bayesianize(net, lb.MeanField())
+        first, second = bnn.predict(x, 2), bnn.predict(x, 2)
+    assert not torch.equal(first.probs, second.probs)
+    lb.elbo(bnn, x, first.label.clone(), num_data=100).backward()
+    assert bnn.scale_parameters()[0].grad is not None
+
+
+def test_a_model_says_what_it_is() -> None:
+    bnn, _ = make("cnn")
+    assert f"MeanField, rule='sample', {bnn.layout.numel:,} Bayesian weights" in str(bnn)

@@ -151,6 +151,10 @@ class BayesianModel(nn.Module):
         scales = {id(p) for p in self.posterior.scale_parameters()}
         return [p for p in self.parameters() if p.requires_grad and id(p) not in scales]
 
+    def extra_repr(self) -> str:
+        """Describe the model in the line that print() begins with."""
+        return f"{type(self.method).__name__}, rule={self.rule!r}, {self.layout.numel:,} Bayesian weights"
+
     # -- one forward pass ---------------------------------------------------------------------------------------------
 
     def forward(self, *args: Any, _draw: Draw | None = None, **kwargs: Any) -> Any:
