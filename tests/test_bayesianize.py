@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 import torch
+import torch.utils.checkpoint
 from networks import CASES
 from torch import Tensor, nn
 
@@ -246,3 +247,28 @@ def test_a_bayesian_model_hands_over_its_moments() -> None:
             torch.testing.assert_close(variance.sqrt(), expected, rtol=1e-5, atol=0)
         for name, point in new.network.named_parameters():
             assert torch.equal(point, parameters[name])
+
+
+class Checkpointed(nn.Module):
+    """A network that runs its first layers again in the backward pass."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Sequential(nn.Linear(4, 8), nn.Tanh())
+        self.last = nn.Linear(8, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.last(torch.utils.checkpoint.checkpoint(self.first, x, use_reentrant=False))
+
+
+def test_activation_checkpointing_works_inside_a_draw() -> None:
+    bnn, x = lb.bayesianize(Checkpointed(), lb.MeanField()), torch.randn(3, 4)
+    gradients = []
+    for checkpointed in (True, False):
+        with bnn.frozen(1), bnn.drawn() as call:
+            network = bnn.network
+            assert isinstance(network, Checkpointed)
+            output = call(x) if checkpointed else network.last(network.first(x))
+            loss = output.square().sum() + bnn.kl() / 100
+            gradients.append(torch.autograd.grad(loss, list(bnn.parameters())))
+    torch.testing.assert_close(*gradients)
