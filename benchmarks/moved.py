@@ -35,7 +35,7 @@ def main() -> None:
     args = parser.parse_args()
     rows = []
     print("| network | variant | MB moved | × | kernels |\n|---|---|---|---|---|")
-    for name in ("mlp", "cnn"):
+    for name in ("mlp", "lenet", "cnn"):
         plain = measure(name, "deterministic")["bytes"]
         for variant in VARIANTS:
             row = measure(name, variant)

@@ -42,6 +42,10 @@ def network(name: str) -> nn.Module:
         return resnet18()
     if name == "cnn":
         return resnet18(width=16)
+    if name == "lenet":
+        convolutions = [nn.Conv2d(3, 32, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2), nn.Conv2d(32, 64, 3, padding=1)]
+        head = [nn.Flatten(), nn.Linear(64 * 8 * 8, 128), nn.ReLU(), nn.Linear(128, 10)]
+        return nn.Sequential(*convolutions, nn.ReLU(), nn.MaxPool2d(2), *head)
     layers = [nn.Linear(2048, 2048), nn.ReLU(), nn.Linear(2048, 2048), nn.ReLU(), nn.Linear(2048, 2048)]
     return nn.Sequential(*layers)
 
@@ -220,7 +224,9 @@ def table_row(row: dict[str, Any]) -> str:
 def main() -> None:
     """Measure every variant and print one table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--network", nargs="+", default=["resnet18", "mlp"], choices=["resnet18", "cnn", "mlp"])
+    parser.add_argument(
+        "--network", nargs="+", default=["resnet18", "mlp"], choices=["resnet18", "cnn", "lenet", "mlp"]
+    )
     parser.add_argument("--mode", nargs="+", default=["eager"], choices=["eager", "compiled", "cudagraphs"])
     parser.add_argument("--variant", nargs="+", default=list(VARIANTS), choices=list(VARIANTS))
     parser.add_argument("--batch", type=int, help="default: 256 images, or 64 for the mlp")

@@ -27,6 +27,9 @@ In the compiled rows the first variant, the deterministic one, also carries abou
 libraries: compare the compiled variants' memory with the deterministic memory of the eager rows (the script has since
 been mended).
 
+The GPU rows of `flipout` are from before its perturbation and KL shared one pass; the CPU rows and the bytes are
+after.
+
 {gpu}
 
 ## A training step on a CPU
@@ -38,8 +41,8 @@ is not counted.
 
 ## Bytes moved
 
-Counted by `leanbayes.cost` over all operations of an eager step (forward and backward); the same on every machine. On
-a GPU draw and KL are one kernel, and less is moved than here.
+Counted by `leanbayes.cost` over all operations of an eager step (forward and backward); the same on every machine.
+`lenet` has two convolutions and two linear layers. On a GPU draw and KL are one kernel, and less is moved than here.
 
 {moved}
 """

@@ -233,7 +233,7 @@ def test_compiled_whole_graph_equals_eager(row: Row, network: str) -> None:
     torch.compiler.reset()
     bnn, x, y = build(row, network)
     bnn.eval()
-    if isinstance(row.method, lb.Ensemble):  # its members are run one by one, each a graph of its own
+    if isinstance(row.method, lb.Ensemble):  # several members, as several samples, are no whole graph: see below
         bnn = lb.bayesianize(CASES[network].build().eval(), lb.Ensemble(1))
 
     def loss() -> Tensor:
@@ -249,6 +249,25 @@ def test_compiled_whole_graph_equals_eager(row: Row, network: str) -> None:
     for eager, graph in zip(*results, strict=True):
         torch.testing.assert_close(graph, eager, rtol=1e-4, atol=1e-5)
     assert compiled() is not None  # and with fresh noise
+
+
+@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor")  # torch's own, where it goes on after the break
+@pytest.mark.parametrize(("method", "samples"), [(lb.MeanField(), 2), (lb.Ensemble(2), 1)])
+def test_several_draws_compile_with_a_break_between_them(method: Method, samples: int) -> None:
+    torch.compiler.reset()
+    bnn, x = lb.bayesianize(CASES["mlp"].build(), method), CASES["mlp"].example()
+    y = bnn(x).argmax(1)
+
+    def loss() -> Tensor:
+        return lb.elbo(bnn, x, y, num_data=100, samples=samples)
+
+    results = []
+    for function in (loss, torch.compile(loss, backend="aot_eager")):
+        with bnn.frozen(2):
+            value = function()
+            results.append([value, *torch.autograd.grad(value, list(bnn.parameters()))])
+    for eager, compiled in zip(*results, strict=True):
+        torch.testing.assert_close(compiled, eager, rtol=1e-4, atol=1e-5)
 
 
 def test_inductor_takes_fresh_noise_without_compiling_again() -> None:

@@ -6,8 +6,9 @@ from typing import Any
 
 import pytest
 import torch
+from checks import assert_every_slot_has_a_gradient
 from networks import Case, hf_cases
-from torch import Tensor, nn
+from torch import Tensor
 
 import leanbayes as lb
 
@@ -47,15 +48,7 @@ def test_without_spread_it_is_the_plain_network(name: str, rule: str) -> None:
 def test_a_step_gives_every_layer_a_gradient(name: str, rule: str) -> None:
     bnn = bayesian(name, rule).train()
     lb.elbo(bnn, case_of(name).example(), labels(name), num_data=100, temperature=0.0).backward()
-    for parameter in (bnn.posterior.mu, bnn.posterior.rho):
-        assert isinstance(parameter, nn.Parameter)
-        if rule == "mean" and parameter is bnn.posterior.rho:
-            assert parameter.grad is None  # without noise and KL nothing depends on it
-            continue
-        assert parameter.grad is not None
-        assert parameter.grad.isfinite().all()
-        for slot, part in zip(bnn.layout, bnn.layout.split(parameter.grad), strict=True):
-            assert part.any(), slot.name
+    assert_every_slot_has_a_gradient(bnn, rule)
 
 
 @pytest.mark.parametrize("rule", RULES)
