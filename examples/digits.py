@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from torchmetrics.functional.classification import multiclass_accuracy, multiclass_calibration_error
 
 import leanbayes as lb
-from leanbayes.bayesian import Method
+from leanbayes.method import Method
 
 CLASSES, BATCH = 10, 64
 METHODS: dict[str, Method] = {

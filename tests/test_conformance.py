@@ -11,7 +11,7 @@ from networks import CASES
 from torch import Tensor, nn
 
 import leanbayes as lb
-from leanbayes.bayesian import Method
+from leanbayes.method import Method
 
 
 @dataclass(frozen=True)

@@ -19,6 +19,7 @@ from leanbayes import noise, prediction
 from leanbayes.errors import LeanBayesError
 from leanbayes.layout import Layout, Report, Select, choose, report_points
 from leanbayes.likelihoods import Categorical, Likelihood
+from leanbayes.method import Method
 from leanbayes.network import call_with, copy_without, evaluation_mode, in_first_order, places
 from leanbayes.posteriors import PointPosterior, Posterior
 from leanbayes.rules import Rule, get_rule
@@ -43,25 +44,6 @@ class StochasticNetwork(nn.Module):
 
     def plain(self) -> nn.Module:
         """Return the network without randomness."""
-        raise NotImplementedError  # abstract
-
-
-class Method:
-    """A recipe: settings in a frozen dataclass, and how they make a posterior of a network."""
-
-    rule: str = "sample"  # the rule it trains and predicts with by default
-    samples: int = 30  # draws of a prediction by default
-    bayesian_weights: bool = True  # whether weights leave the network for a posterior
-
-    def wrap(self, network: nn.Module) -> nn.Module:
-        """Change the network (a copy of the user's) where the method's randomness is not in the weights."""
-        return network
-
-    def posterior(self, layout: Layout, mean: Tensor, variance: Tensor | None) -> Posterior:
-        """Make q(w) around the given weights.
-
-        variance: that of an earlier posterior which this one continues, nan where there was none.
-        """
         raise NotImplementedError  # abstract
 
 

@@ -13,10 +13,11 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from leanbayes import config
-from leanbayes.bayesian import BayesianModel, Method, assemble
+from leanbayes.bayesian import BayesianModel, assemble
 from leanbayes.errors import FileFormatError, LeanBayesError
 from leanbayes.layout import Layout, Report, ReportRow
 from leanbayes.likelihoods import Likelihood
+from leanbayes.method import Method
 from leanbayes.rules import get_rule
 
 VERSION = 1

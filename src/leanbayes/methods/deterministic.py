@@ -2,8 +2,8 @@
 
 from dataclasses import dataclass
 
-from leanbayes.bayesian import Method
 from leanbayes.config import configurable
+from leanbayes.method import Method
 
 
 @configurable

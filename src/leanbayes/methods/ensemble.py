@@ -7,9 +7,10 @@ from typing import Any
 import torch
 from torch import nn
 
-from leanbayes.bayesian import Draw, Method, StochasticNetwork
+from leanbayes.bayesian import Draw, StochasticNetwork
 from leanbayes.config import configurable
 from leanbayes.errors import LeanBayesError
+from leanbayes.method import Method
 
 
 @configurable

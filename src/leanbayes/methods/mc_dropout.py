@@ -10,9 +10,10 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from leanbayes import noise
-from leanbayes.bayesian import Draw, Method, StochasticNetwork
+from leanbayes.bayesian import Draw, StochasticNetwork
 from leanbayes.config import configurable
 from leanbayes.errors import LeanBayesError, UnsupportedOperation
+from leanbayes.method import Method
 from leanbayes.rules.attention import multi_head_attention_forward
 
 _LAYERS = (nn.Linear, nn.modules.conv._ConvNd, nn.RNNBase)

@@ -6,10 +6,10 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from leanbayes.bayesian import Method
 from leanbayes.config import configurable
 from leanbayes.errors import LeanBayesError
 from leanbayes.layout import Layout
+from leanbayes.method import Method
 from leanbayes.posteriors import MeanFieldPosterior
 from leanbayes.priors import Normal, Prior, layer_stds
 from leanbayes.rules import get_rule

@@ -1,0 +1,85 @@
+"""A method: how a network becomes Bayesian, and the little that its paper adds to a plain training loop.
+
+A training calls the hooks in this order, in each of the method's stages:
+
+    start                      before the optimisers are made; the posterior may still change its shape here
+    before_step, after_step    around every optimiser step
+
+A method is settings alone and has no state: what it must remember lies in buffers of the posterior or in the state of
+an optimiser, so that a checkpoint holds it. `lb.fit` calls the hooks; so can any loop (docs/training.md shows one).
+"""
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+
+from leanbayes.layout import Layout
+from leanbayes.posteriors import Posterior
+
+if TYPE_CHECKING:
+    from leanbayes.bayesian import BayesianModel
+
+
+@dataclass(frozen=True)
+class Stage:
+    """A part of a training: the method it trains with, its share of the epochs, and what differs in the recipe."""
+
+    method: "Method"
+    share: float = 1.0
+    settings: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass
+class Training:
+    """What the hooks see of a training loop, which keeps it up to date.
+
+    step counts the optimiser steps of this stage, of which there are `steps`. batch is the last one that the loss was
+    taken on. batches gives training batches (x, y), in a fixed order and not augmented, to choose or measure on.
+    average is the mean of a tensor over all processes: whatever a hook derives from data must pass through it, so that
+    every process takes the same decision.
+    """
+
+    model: "BayesianModel"
+    steps: int
+    num_data: int
+    batches: Callable[[], Iterable[Any]] = tuple
+    optimisers: list[torch.optim.Optimizer] = field(default_factory=list)
+    step: int = 0
+    temperature: float = 1.0
+    batch: tuple[Any, Tensor] | None = None
+    average: Callable[[Tensor], Tensor] = lambda tensor: tensor
+
+
+class Method:
+    """Base of all methods: settings in a frozen dataclass, how they make a posterior of a network, and hooks."""
+
+    rule: str = "sample"  # the rule it trains and predicts with by default
+    samples: int = 30  # draws of a prediction by default
+    bayesian_weights: bool = True  # whether weights leave the network for a posterior
+
+    def wrap(self, network: nn.Module) -> nn.Module:
+        """Change the network (a copy of the user's) where the method's randomness is not in the weights."""
+        return network
+
+    def posterior(self, layout: Layout, mean: Tensor, variance: Tensor | None) -> Posterior:
+        """Make q(w) around the given weights.
+
+        variance: that of an earlier posterior which this one continues, nan where there was none.
+        """
+        raise NotImplementedError  # abstract
+
+    def stages(self) -> tuple[Stage, ...]:
+        """Return the parts of a training; each takes over the means and variances that the one before has learned."""
+        return (Stage(self),)
+
+    def start(self, training: Training) -> None:
+        """Prepare the model for the stage; a resumed training does not call this again."""
+
+    def before_step(self, training: Training) -> None:
+        """Act before an optimiser step, when its batch is not yet known."""
+
+    def after_step(self, training: Training) -> None:
+        """Act after an optimiser step: on the posterior and the optimisers' state, in place."""
