@@ -63,7 +63,7 @@ class NoiseSource:
         self.streams = 0
 
 
-def _mix(*numbers: int) -> int:
+def mix(*numbers: int) -> int:
     """Hash some integers to 63 bits (splitmix64), so that neighbouring keys give unrelated seeds."""
     state = 0
     for number in numbers:
@@ -78,7 +78,7 @@ def _mix(*numbers: int) -> int:
 def _noise(like: Tensor, key: Tensor, stream: int, signs: bool) -> Tensor:
     out = torch.empty_like(like)
     seed, index = key.tolist()
-    generator = torch.Generator(like.device).manual_seed(_mix(seed, index, stream))
+    generator = torch.Generator(like.device).manual_seed(mix(seed, index, stream))
     flat = out.as_strided((out.numel(),), (1,))  # torch fills plain memory many times faster than channels_last
     if signs:
         flat.bernoulli_(0.5, generator=generator).mul_(2).sub_(1)

@@ -1,0 +1,22 @@
+"""Data sets in their original formats, any data set of one's own, and batches of them on a device."""
+
+from leanbayes.data.base import ArrayDataset, Data
+from leanbayes.data.batches import Batches
+from leanbayes.data.pictures import read_image
+from leanbayes.data.registry import NAMES, load, read_images, task_of
+from leanbayes.data.transforms import Augment, Normalise
+from leanbayes.data.wrapping import from_datasets
+
+__all__ = [
+    "NAMES",
+    "ArrayDataset",
+    "Augment",
+    "Batches",
+    "Data",
+    "Normalise",
+    "from_datasets",
+    "load",
+    "read_image",
+    "read_images",
+    "task_of",
+]

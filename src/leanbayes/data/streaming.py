@@ -1,0 +1,72 @@
+"""Batches of a data set that reads its examples one by one, each with random numbers of its own."""
+
+import contextlib
+import random
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
+
+import numpy as np
+import torch
+from torch.utils.data import DataLoader, Dataset, default_collate
+
+from leanbayes.data.base import as_pair
+from leanbayes.errors import LeanBayesError
+
+
+@contextlib.contextmanager
+def own_randomness() -> Iterator[Callable[[int], None]]:
+    """Give a function that seeds torch on the CPU, numpy and random; their states are restored after the block."""
+    states = torch.default_generator.get_state(), np.random.get_state(), random.getstate()
+
+    def seed(number: int) -> None:
+        torch.default_generator.manual_seed(number)
+        np.random.seed(number % 2**32)
+        random.seed(number)
+
+    try:
+        yield seed
+    finally:
+        torch.default_generator.set_state(states[0])
+        np.random.set_state(states[1])
+        random.setstate(states[2])
+
+
+class _SeededExamples(Dataset[Any]):
+    """A data set by (index, seed): the user's random transforms depend on the seed alone."""
+
+    def __init__(self, dataset: Dataset[Any]) -> None:
+        self.dataset = dataset
+
+    def __getitems__(self, places: list[tuple[int, int]]) -> Any:
+        """Read a batch; an error is returned, to be raised in the main process without the traceback of a worker."""
+        examples = []
+        with own_randomness() as seed:
+            for index, number in places:
+                seed(number)
+                try:
+                    examples.append(as_pair(self.dataset[index]))
+                except LeanBayesError as error:
+                    return error
+        return examples
+
+
+def _collate(examples: Any) -> Any:
+    return examples if isinstance(examples, LeanBayesError) else default_collate(examples)
+
+
+def stream(
+    dataset: Dataset[Any], places: Iterable[list[tuple[int, int]]], workers: int, pin_memory: bool
+) -> Iterator[tuple[Any, Any]]:
+    """Yield a batch for each list of (index, seed)."""
+    loader = DataLoader(
+        _SeededExamples(dataset),
+        batch_sampler=places,
+        num_workers=workers,
+        pin_memory=pin_memory,
+        collate_fn=_collate,
+        generator=torch.Generator(),  # else each epoch would take a number from the global one
+    )
+    for batch in loader:
+        if isinstance(batch, LeanBayesError):
+            raise batch
+        yield batch[0], batch[1]

@@ -1,0 +1,432 @@
+"""Batches: every example once, an order that can be repeated, resumed and shared, and the same values on either way."""
+
+import random
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor
+from torch.utils.data import DataLoader, Dataset, Subset, TensorDataset
+
+import leanbayes as lb
+from leanbayes.data import ArrayDataset, Augment, Batches, Normalise
+
+# More workers than cores, which torch warns of on a small machine, are the same to these tests.
+pytestmark = pytest.mark.filterwarnings("ignore:This DataLoader will create")
+
+NORMALISE = Normalise((0.5, 0.4, 0.3), (0.1, 0.2, 0.3))
+IMAGES = torch.randint(0, 256, (30, 3, 6, 7), dtype=torch.uint8, generator=torch.Generator().manual_seed(1))
+NUMBERS = torch.arange(30)
+
+
+class Streamed(Dataset[Any]):
+    """Any data set as one of the user's own, which is read example by example."""
+
+    def __init__(self, dataset: Any) -> None:
+        self.dataset = dataset
+
+    def __len__(self) -> int:
+        return len(self.dataset)
+
+    def __getitem__(self, index: int) -> Any:
+        return self.dataset[index]
+
+
+def numbers(count: int) -> TensorDataset:
+    """A data set whose inputs and labels are the numbers of its examples."""
+    return TensorDataset(torch.arange(count)[:, None].float(), torch.arange(count))
+
+
+def labels(batches: Iterator[tuple[Any, Tensor]]) -> list[list[int]]:
+    return [y.tolist() for _, y in batches]
+
+
+def flat(lists: list[list[int]]) -> list[int]:
+    return [number for part in lists for number in part]
+
+
+def same(first: Any, second: Any) -> None:
+    """Two streams of batches are equal bit by bit."""
+    first, second = list(first), list(second)
+    assert len(first) == len(second)
+    for (x1, y1), (x2, y2) in zip(first, second, strict=True):
+        assert torch.equal(x1, x2)
+        assert torch.equal(y1, y2)
+        assert x1.dtype == x2.dtype
+        assert y1.dtype == y2.dtype
+
+
+def expect(call: Any, *words: str) -> None:
+    with pytest.raises(lb.LeanBayesError) as caught:
+        call()
+    message = str(caught.value)
+    assert message.endswith(".")
+    assert "\n" not in message
+    for word in words:
+        assert word in message
+
+
+# -- order ------------------------------------------------------------------------------------------------------------
+
+
+@given(
+    count=st.integers(1, 40),
+    size=st.integers(1, 12),
+    parts=st.integers(1, 5),
+    shuffle=st.booleans(),
+    streamed=st.booleans(),
+    seed=st.integers(-3, 2**40),
+    epoch=st.integers(0, 3),
+)
+def test_an_epoch_holds_every_example_once(
+    count: int, size: int, parts: int, shuffle: bool, streamed: bool, seed: int, epoch: int
+) -> None:
+    dataset: Any = Streamed(numbers(count)) if streamed else numbers(count)
+    batches = Batches(dataset, size, parts=parts, shuffle=shuffle, drop_last=False, seed=seed)
+    found = labels(batches.epoch(epoch))
+    assert sorted(flat(found)) == list(range(count))
+    assert all(found)
+    assert len(batches) == -(-count // size)
+    if not shuffle:
+        assert flat(found) == list(range(count))
+    assert found == labels(batches.epoch(epoch))
+    for start in range(len(batches) + 1):
+        before = min(start * size, count)
+        assert flat(labels(batches.epoch(epoch, start))) == flat(found)[before:]
+
+
+@given(examples=st.integers(1, 60), micro=st.integers(1, 5), processes=st.integers(1, 3), accumulate=st.integers(1, 3))
+def test_processes_together_see_what_one_would(examples: int, micro: int, processes: int, accumulate: int) -> None:
+    parts = processes * accumulate
+    if examples < parts:
+        expect(lambda: Batches(numbers(examples), micro * parts, parts=parts), f"{examples} examples", f"{parts} micro")
+        return
+    alone = Batches(numbers(examples), micro * parts, parts=parts)
+    shares = [
+        Batches(numbers(examples), micro * parts, parts=parts, mine=range(rank, parts, processes))
+        for rank in range(processes)
+    ]
+    whole = labels(alone.epoch(2, 0))
+    assert len({len(part) for part in whole}) == 1  # equal micro-batches
+    assert len(whole) == len(alone) * parts
+    woven = zip(*(labels(share.epoch(2, 0)) for share in shares), strict=True)
+    assert [part for group in woven for part in group] == whole
+    assert {len(share) for share in shares} == {len(alone)}
+    one_part = labels(Batches(numbers(examples), micro * parts).epoch(2))
+    assert flat(whole)[: len(one_part[0])] == one_part[0] or alone.batch_size < micro * parts
+
+
+@pytest.mark.parametrize("streamed", [True, False])
+def test_processes_share_the_augmentation_too(streamed: bool) -> None:
+    dataset: Any = ArrayDataset(IMAGES, NUMBERS)
+    dataset = Streamed(dataset) if streamed else dataset
+
+    def make(parts: int, mine: Any = None) -> Batches:
+        return Batches(dataset, 12, parts=parts, mine=mine, augment=Augment(2), normalise=NORMALISE)
+
+    whole = list(make(4).epoch(1))
+    first, second = (list(make(4, range(rank, 4, 2)).epoch(1)) for rank in (0, 1))
+    same([batch for pair in zip(first, second, strict=True) for batch in pair], whole)
+    same(
+        [
+            (torch.cat([x for x, _ in whole[i : i + 4]]), torch.cat([y for _, y in whole[i : i + 4]]))
+            for i in range(0, len(whole), 4)
+        ],
+        make(1).epoch(1),
+    )
+    same(make(4).epoch(1, start=1), whole[4:])
+
+
+def test_the_order_depends_on_seed_and_epoch_alone() -> None:
+    def order(seed: int, epoch: int, **settings: Any) -> list[int]:
+        return flat(labels(Batches(numbers(40), 8, seed=seed, **settings).epoch(epoch)))
+
+    assert order(0, 0) == order(0, 0, augment=Augment(), normalise=NORMALISE, channels_last=True)
+    orders = [tuple(order(seed, epoch)) for seed in range(3) for epoch in range(3)]
+    assert len(set(orders)) == 9
+    batches = Batches(numbers(40), 8)
+    late = flat(labels(batches.epoch(5)))
+    assert flat(labels(batches.epoch(1))) == order(0, 1)
+    assert late == order(0, 5)
+    assert sum(a == b for a, b in zip(order(0, 0), order(0, 1), strict=True)) < 10
+
+
+def test_training_has_whole_steps_and_evaluation_all_examples() -> None:
+    assert [len(part) for part in labels(Batches(numbers(23), 10).epoch())] == [10, 10]
+    assert [len(part) for part in labels(Batches(numbers(23), 10, shuffle=False).epoch())] == [10, 10, 3]
+    cut = labels(Batches(numbers(23), 10, shuffle=False, parts=4).epoch())
+    assert flat(cut) == list(range(23))
+    assert [len(part) for part in cut[-3:]] == [1, 1, 1]  # the empty one is left out
+    shares = [labels(Batches(numbers(3), 8, shuffle=False, parts=4, mine=[rank]).epoch()) for rank in range(4)]
+    assert flat([part for share in shares for part in share]) == [0, 1, 2]
+
+
+def test_small_sets_shrink_the_batch() -> None:
+    batches = Batches(numbers(7), 100, parts=2)
+    assert (len(batches), batches.batch_size) == (1, 6)
+    assert [len(part) for part in labels(batches.epoch())] == [3, 3]
+    assert len(Batches(numbers(1), 100).epoch().__next__()[1]) == 1
+
+
+def test_wrong_settings_get_one_sentence() -> None:
+    expect(lambda: Batches(numbers(3), 8, parts=4), "3 examples", "4 micro-batches")
+    expect(lambda: Batches(numbers(30), 10, parts=4), "batch_size=10", "multiple")
+    for size in (0, -2):
+        expect(lambda size=size: Batches(numbers(3), size), f"batch_size={size}")
+        expect(lambda size=size: Batches(numbers(3), size, shuffle=False), f"batch_size={size}")
+    for mine in ([], [1, 0], [0, 0], [2], [-1]):
+        expect(lambda mine=mine: Batches(numbers(8), 4, parts=2, mine=mine), "mine=")
+    expect(lambda: Batches(numbers(8), 4).epoch(0, 3), "start=3", "2 steps")
+    expect(lambda: Batches(DataLoader(numbers(8)), 4), "loader.dataset")  # type: ignore[arg-type]
+    expect(lambda: Batches(numbers(0), 4), "empty")
+    expect(lambda: list(Batches(TensorDataset(*numbers(8).tensors, torch.zeros(8)), 4).epoch()), "pairs")
+    texts: Any = [(1.0, "cat"), (2.0, "dog")]
+    expect(lambda: list(Batches(texts, 2).epoch()), "Labels must be numbers")
+    maps = ArrayDataset(IMAGES, torch.zeros(30, 3, 3).long())
+    expect(lambda: Batches(maps, 4, augment=Augment()), "(3, 3)", "(6, 7)")
+    expect(lambda: list(Batches(ArrayDataset(IMAGES[:, :1], NUMBERS), 4, normalise=NORMALISE).epoch()), "3 channels")
+
+
+# -- augmentation -----------------------------------------------------------------------------------------------------
+
+
+@given(
+    crop=st.integers(0, 5),
+    flip=st.booleans(),
+    floats=st.booleans(),
+    dense=st.booleans(),
+    normalise=st.booleans(),
+    channels_last=st.booleans(),
+    shuffle=st.booleans(),
+    subset=st.booleans(),
+)
+def test_tensors_on_the_device_give_what_reading_one_by_one_gives(
+    crop: int, flip: bool, floats: bool, dense: bool, normalise: bool, channels_last: bool, shuffle: bool, subset: bool
+) -> None:
+    x = IMAGES / 255 if floats else IMAGES
+    y = torch.randint(0, 5, (30, 6, 7), generator=torch.Generator().manual_seed(2)) if dense else NUMBERS
+    dataset: Any = TensorDataset(x, y)
+    if subset:
+        dataset = Subset(Subset(dataset, list(range(29, 2, -1))), [*range(20), 3])
+    settings: dict[str, Any] = {
+        "augment": Augment(crop, flip),
+        "normalise": NORMALISE if normalise else None,
+        "channels_last": channels_last,
+        "shuffle": shuffle,
+    }
+    resident = list(Batches(dataset, 8, **settings).epoch(3))
+    same(resident, Batches(Streamed(dataset), 8, **settings).epoch(3))
+    for batch, _ in resident:
+        assert batch.dtype == (torch.float32 if floats or normalise else torch.uint8)
+        assert batch.is_contiguous(memory_format=torch.channels_last if channels_last else torch.contiguous_format)
+
+
+def test_what_is_too_large_for_the_device_is_streamed(monkeypatch: pytest.MonkeyPatch) -> None:
+    dataset = Subset(TensorDataset(IMAGES, NUMBERS), range(20))
+    settings: dict[str, Any] = {"augment": Augment(2), "normalise": NORMALISE}
+    resident = list(Batches(dataset, 8, **settings).epoch())
+    monkeypatch.setattr("leanbayes.data.batches.RESIDENT_BYTES", 100)
+    same(Batches(dataset, 8, **settings).epoch(), resident)
+
+
+@pytest.mark.parametrize("flip", [True, False])
+@pytest.mark.parametrize("streamed", [True, False])
+def test_each_image_is_a_crop_of_its_padded_self(flip: bool, streamed: bool) -> None:
+    """Find each result, with its labels, among all crops by plain padding and slicing."""
+    crop = 2
+    maps = torch.arange(30 * 42).reshape(30, 6, 7)  # each pixel has a label of its own
+    dataset: Any = ArrayDataset(IMAGES, maps)
+    batches = Batches(Streamed(dataset) if streamed else dataset, 10, augment=Augment(crop, flip), ignore_index=-7)
+    order = flat(labels(Batches(numbers(30), 10).epoch()))
+    found = []
+    for position, (x, y) in enumerate((x, y) for xs, ys in batches.epoch() for x, y in zip(xs, ys, strict=True)):
+        image = F.pad(IMAGES[order[position]], [crop] * 4)
+        marks = F.pad(maps[order[position]], [crop] * 4, value=-7)
+        matches = []
+        for top in range(2 * crop + 1):
+            for left in range(2 * crop + 1):
+                window = image[:, top : top + 6, left : left + 7]
+                window_marks = marks[top : top + 6, left : left + 7]
+                for mirror in (False, True):
+                    expected = (window.flip(-1), window_marks.flip(-1)) if mirror else (window, window_marks)
+                    if torch.equal(x, expected[0]) and torch.equal(y, expected[1]):
+                        matches.append((top, left, mirror))
+        assert len(matches) == 1
+        found += matches
+    assert len(set(found)) > 12
+    assert any(mirror for *_, mirror in found) == flip
+
+
+def test_crops_and_flips_are_drawn_evenly() -> None:
+    """An image with one bright pixel tells its crop and its flip."""
+    x = torch.zeros(4000, 1, 9, 8, dtype=torch.uint8)
+    x[:, 0, 4, 3] = 1
+    for epoch in (0, 1):
+        (batch, _), *_ = Batches(TensorDataset(x, torch.zeros(4000)), 4000, augment=Augment(1)).epoch(epoch)
+        places = batch[:, 0].nonzero()[:, 1:]
+        rows, columns = places[:, 0], places[:, 1]
+        assert (rows.bincount()[3:] / 4000 - 1 / 3).abs().max() < 0.03
+        assert columns.bincount()[[2, 5]].tolist() == pytest.approx([4000 / 6] * 2, abs=100)
+        assert columns.bincount()[[3, 4]].tolist() == pytest.approx([4000 / 3] * 2, abs=130)
+    plain = Batches(TensorDataset(x, torch.zeros(4000)), 4000, augment=Augment(0)).epoch()
+    assert abs(next(plain)[0][:, 0, 4, 3].float().mean() - 0.5) < 0.03
+
+
+def test_augmentation_changes_with_the_epoch_and_not_without_it() -> None:
+    dataset = ArrayDataset(IMAGES, NUMBERS)
+    batches = Batches(dataset, 30, augment=Augment(2), shuffle=False)
+    first, second = (next(batches.epoch(number))[0] for number in (0, 1))
+    assert not torch.equal(first, second)
+    assert torch.equal(next(batches.epoch(0))[0], first)
+    assert torch.equal(next(Batches(dataset, 30, shuffle=False).epoch(1))[0], IMAGES)
+
+
+def test_normalisation_is_per_channel_from_bytes_and_from_floats() -> None:
+    mean, std = (torch.tensor(values).view(3, 1, 1) for values in ((0.5, 0.4, 0.3), (0.1, 0.2, 0.3)))
+    expected = (IMAGES.double() / 255 - mean) / std
+    for x in (IMAGES, IMAGES / 255, (IMAGES / 255).double()):
+        (found, _), *_ = Batches(TensorDataset(x, NUMBERS), 30, shuffle=False, normalise=NORMALISE).epoch()
+        torch.testing.assert_close(found.double(), expected, atol=1e-5, rtol=1e-5)
+        assert found.dtype == (torch.float64 if x.dtype == torch.float64 else torch.float32)
+    assert torch.equal(NORMALISE(IMAGES[0]), NORMALISE(IMAGES)[0])
+    one = Normalise((0.5,), (0.25,))(IMAGES)
+    torch.testing.assert_close(one, (IMAGES / 255 - 0.5) / 0.25)
+    with torch.inference_mode():
+        constants_made_here = Normalise((0.1,), (0.7,))
+        constants_made_here(IMAGES)
+    x = torch.randn(1, 3, 2, 2, requires_grad=True)
+    constants_made_here(x).sum().backward()
+    torch.testing.assert_close(x.grad, torch.full_like(x, 1 / 0.7))
+
+
+def test_tables_and_small_integers_pass_as_they_are() -> None:
+    x, y = torch.randn(10, 4), torch.randn(10, 2)
+    settings: dict[str, Any] = {"shuffle": False, "augment": Augment(), "normalise": NORMALISE, "channels_last": True}
+    same(Batches(TensorDataset(x, y), 10, **settings).epoch(), [(x, y)])
+    same(Batches(Streamed(TensorDataset(x, y)), 10, **settings).epoch(), [(x, y)])
+    small = torch.arange(10, dtype=torch.uint8)
+    for dataset in (TensorDataset(x, small), Streamed(TensorDataset(x, small))):
+        assert next(Batches(dataset, 10).epoch())[1].dtype == torch.long
+    yes = torch.ones(10, dtype=torch.bool)
+    assert next(Batches(TensorDataset(x, yes), 10).epoch())[1].dtype == torch.bool
+
+
+# -- the user's own data sets -----------------------------------------------------------------------------------------
+
+
+class Noisy(Dataset[Any]):
+    """A data set with random transforms from all three sources of random numbers."""
+
+    def __len__(self) -> int:
+        return 20
+
+    def __getitem__(self, index: int) -> Any:
+        return torch.tensor([torch.rand(()).item(), np.random.rand(), random.random()], dtype=torch.float64), index
+
+
+def test_random_transforms_do_not_depend_on_workers_or_resumption() -> None:
+    whole = list(Batches(Noisy(), 6).epoch(1))
+    same(Batches(Noisy(), 6, workers=2).epoch(1), whole)
+    same(Batches(Noisy(), 6).epoch(1, start=2), whole[2:])
+    same(Batches(Noisy(), 6, workers=2).epoch(1, start=1), whole[1:])
+    x, y = (torch.cat([batch[i] for batch in whole]) for i in (0, 1))
+    assert len(set(x.flatten().tolist())) == x.numel()
+    other = {int(y): x for xs, ys in Batches(Noisy(), 6).epoch(2) for x, y in zip(xs, ys, strict=True)}
+    assert not any(
+        torch.equal(other[int(label)], value) for value, label in zip(x, y, strict=True) if int(label) in other
+    )
+    sharing = list(Batches(Noisy(), 6, parts=2, mine=[1]).epoch(1))
+    same(sharing, [(x[3:], y[3:]) for x, y in whole])
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_the_global_random_state_is_never_touched(workers: int) -> None:
+    torch.manual_seed(3)
+    np.random.seed(3)
+    random.seed(3)
+
+    def states() -> tuple[Any, ...]:
+        return torch.get_rng_state().tolist(), np.random.get_state()[1].tolist(), random.getstate()  # type: ignore[index]
+
+    before = states()
+    for dataset in (Noisy(), ArrayDataset(IMAGES, NUMBERS), Streamed(ArrayDataset(IMAGES, NUMBERS))):
+        for x, _ in Batches(dataset, 5, augment=Augment(), workers=workers).epoch():
+            assert states() == before  # in the midst of an epoch too
+            assert len(x) == 5
+    assert states() == before
+
+
+class Failing(Dataset[Any]):
+    def __len__(self) -> int:
+        return 4
+
+    def __getitem__(self, index: int) -> Any:
+        if index == 2:
+            raise lb.FileFormatError("The file 2 is damaged: mend it.")
+        return torch.zeros(2), index
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_an_error_of_a_worker_is_one_sentence(workers: int) -> None:
+    expect(lambda: list(Batches(Failing(), 2, workers=workers).epoch()), "The file 2 is damaged")
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_inputs_may_be_dicts_and_tuples(workers: int) -> None:
+    examples: Any = [({"ids": torch.tensor([i, i]), "mask": torch.ones(2)}, i) for i in range(6)]
+    found = list(Batches(examples, 3, shuffle=False, augment=Augment(), normalise=NORMALISE, workers=workers).epoch())
+    assert torch.equal(found[1][0]["ids"], torch.tensor([[3, 3], [4, 4], [5, 5]]))
+    assert found[1][0]["mask"].shape == (3, 2)
+    assert found[1][1].tolist() == [3, 4, 5]
+    pairs: Any = [((torch.tensor(float(i)), torch.tensor([i])), i) for i in range(6)]
+    (first, second), _ = next(Batches(pairs, 6, shuffle=False).epoch())
+    assert first.tolist() == [0, 1, 2, 3, 4, 5]
+    assert second.shape == (6, 1)
+
+
+def test_a_subclass_of_a_tensor_data_set_keeps_its_transforms() -> None:
+    class Doubled(TensorDataset):
+        def __getitem__(self, index: Any) -> Any:
+            x, y = super().__getitem__(index)
+            return 2 * x, y
+
+    (x, y), *_ = Batches(Doubled(*numbers(5).tensors), 5).epoch()
+    assert torch.equal(x[:, 0], 2.0 * y)
+
+
+def test_epochs_may_run_side_by_side() -> None:
+    for dataset in (numbers(12), Streamed(numbers(12))):
+        batches = Batches(dataset, 3)
+        pairs = list(zip(labels(batches.epoch(0)), labels(batches.epoch(1)), strict=True))
+        woven = [(a.tolist(), b.tolist()) for (_, a), (_, b) in zip(batches.epoch(0), batches.epoch(1), strict=True)]
+        assert woven == pairs
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU")
+@pytest.mark.filterwarnings("ignore:Synchronization debug mode")
+@pytest.mark.parametrize("channels_last", [True, False])
+def test_a_gpu_gives_what_a_cpu_gives_without_waiting(channels_last: bool) -> None:
+    settings: dict[str, Any] = {"augment": Augment(2), "normalise": NORMALISE, "channels_last": channels_last}
+    for y in (NUMBERS, torch.randint(0, 5, (30, 6, 7))):
+        dataset = ArrayDataset(IMAGES, y)
+        expected = list(Batches(dataset, 8, **settings).epoch(1))
+        resident = Batches(dataset, 8, device="cuda", **settings)
+        batches = resident.epoch(1)
+        found = [next(batches)]  # what is moved once an epoch
+        torch.cuda.set_sync_debug_mode("error")
+        try:
+            found += list(batches)
+        finally:
+            torch.cuda.set_sync_debug_mode("default")
+        streamed = list(Batches(Streamed(dataset), 8, device="cuda", **settings).epoch(1))
+        for (x, labels), (x1, y1), (x2, y2) in zip(expected, found, streamed, strict=True):
+            torch.testing.assert_close(x1.cpu(), x)
+            assert torch.equal(x1, x2)
+            assert torch.equal(y1.cpu(), labels)
+            assert torch.equal(y1, y2)
