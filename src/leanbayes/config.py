@@ -1,9 +1,11 @@
 """Settings that travel through JSON: only registered types are ever built from a file."""
 
 import dataclasses
+import difflib
+from collections.abc import Mapping
 from typing import Any, TypeVar
 
-from leanbayes.errors import FileFormatError
+from leanbayes.errors import FileFormatError, LeanBayesError
 
 T = TypeVar("T")
 _TYPES: dict[str, type] = {}
@@ -13,6 +15,25 @@ def configurable(cls: type[T]) -> type[T]:
     """Allow `cls` (a dataclass, or a class with a `settings` dict) in saved files, under its own name."""
     _TYPES[cls.__name__] = cls
     return cls
+
+
+def change(value: T, settings: Mapping[str, Any]) -> T:
+    """Return a dataclass with some of its settings changed; a mapping changes the settings of what a setting holds."""
+    assert dataclasses.is_dataclass(value)
+    assert not isinstance(value, type)
+    known = [field.name for field in dataclasses.fields(value)]
+    changes = {}
+    for name, new in settings.items():
+        if name not in known:
+            close = difflib.get_close_matches(str(name), known, 1)
+            hint = f"did you mean {close[0]}?" if close else f"it has {', '.join(known) or 'none'}."
+            raise LeanBayesError(f"{type(value).__name__} has no setting {name!r}: {hint}")
+        old = getattr(value, name)
+        changes[name] = change(old, new) if isinstance(new, Mapping) and dataclasses.is_dataclass(old) else new
+    try:
+        return dataclasses.replace(value, **changes)
+    except TypeError as error:  # a check that compares a text with a number, say
+        raise LeanBayesError(f"The settings {changes} do not fit {type(value).__name__} ({error}).") from None
 
 
 def encode(value: Any) -> Any:

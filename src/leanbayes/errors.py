@@ -9,6 +9,10 @@ class UnsupportedOperation(LeanBayesError):
     """A rule met a torch operation on a random weight that it has no formula for."""
 
 
+class NotFiniteError(LeanBayesError):
+    """A loss that is NaN or infinite."""
+
+
 class FileFormatError(LeanBayesError):
     """A file that leanbayes cannot load: foreign, truncated, too new, or for another network."""
 

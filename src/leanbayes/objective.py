@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
 from leanbayes.bayesian import BayesianModel
-from leanbayes.errors import LeanBayesError
+from leanbayes.errors import LeanBayesError, NotFiniteError
 from leanbayes.likelihoods import Likelihood
 from leanbayes.network import call_with, map_rows, output_tensor, tensors_of
 
@@ -22,7 +22,7 @@ def elbo(
     *,
     num_data: int | None = None,
     likelihood: Likelihood | None = None,
-    temperature: float = 1.0,
+    temperature: float | Tensor = 1.0,
     samples: int = 1,
     over: Literal["accumulate", "fold"] = "accumulate",
     generator: torch.Generator | None = None,
@@ -32,6 +32,7 @@ def elbo(
 
     model: a `BayesianModel`, or DistributedDataParallel or torch.compile around one.
     num_data: the number of training examples, over which the one KL is shared.
+    temperature: weight of the KL. As a tensor it may change without a compiled loss being made anew.
     likelihood: what the outputs mean; it is remembered by the model, so that predict() and save() know it.
     samples: draws to average. over="accumulate" runs them one after the other and keeps the gradient of each instead
     of its graph, so memory does not grow; over="fold" repeats the batch, for rules with noise of its own per example.
@@ -54,7 +55,7 @@ def elbo(
     checked = not torch.compiler.is_compiling() and (y.device.type == "cpu" if check is None else check)
 
     def loss_of(number: int) -> Tensor:
-        with_kl = number == 0 and len(bnn.layout) > 0 and temperature > 0
+        with_kl = number == 0 and len(bnn.layout) > 0 and (isinstance(temperature, Tensor) or temperature > 0)
         draw = bnn.next_draw(generator, number, with_kl)
         result = call_with(model, x, _draw=draw)
         output, kl = result if with_kl else (result, None)
@@ -92,7 +93,7 @@ def _unwrap(model: nn.Module) -> BayesianModel:
 
 
 def _check_arguments(
-    bnn: BayesianModel, x: Any, y: Any, num_data: int | None, temperature: float, samples: int, over: str
+    bnn: BayesianModel, x: Any, y: Any, num_data: int | None, temperature: float | Tensor, samples: int, over: str
 ) -> None:
     if num_data is None:
         raise LeanBayesError("elbo() needs num_data, the number of training examples: pass num_data=len(train_set).")
@@ -105,7 +106,7 @@ def _check_arguments(
         )
     if not isinstance(y, Tensor):
         raise LeanBayesError(f"The labels must be a tensor, not {type(y).__name__}.")
-    if not 0 <= temperature < math.inf:
+    if not isinstance(temperature, Tensor) and not 0 <= temperature < math.inf:
         raise LeanBayesError(f"temperature={temperature} must be a finite number and not negative.")
     if not isinstance(samples, int) or samples < 1:
         raise LeanBayesError(f"samples={samples} must be a whole number of at least 1.")
@@ -159,8 +160,8 @@ def _explain(bnn: BayesianModel, x: Any, y: Tensor, loss: Tensor) -> None:
     for name, tensors in (("inputs", list(tensors_of(x))), ("labels", [y]), ("parameters", list(bnn.parameters()))):
         if any(t.is_floating_point() and not t.isfinite().all() for t in tensors):
             remedy = "lower the learning rate" if name == "parameters" else "clean the data"
-            raise LeanBayesError(f"The loss is {loss.item()} because the {name} contain NaN or infinity: {remedy}.")
-    raise LeanBayesError(
+            raise NotFiniteError(f"The loss is {loss.item()} because the {name} contain NaN or infinity: {remedy}.")
+    raise NotFiniteError(
         f"The loss is {loss.item()} although inputs, labels and parameters are finite: "
         "lower the learning rate or the initial std, or use a wider number format."
     )

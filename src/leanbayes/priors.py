@@ -43,8 +43,10 @@ def _check_scale(name: str, value: float) -> None:
 class Normal:
     """N(centre, scale²), independent for each weight.
 
-    scale: a number for all weights; or per layer `"fan_in"` (gain/√fan_in) or `"std"` (gain · the layer's own std).
-    center: `"zero"`, or `"pretrained"` for the weights that the network came with.
+    Attributes:
+        scale: a number for all weights; or per layer fan_in (gain/√fan_in) or std (gain · the layer's own std).
+        center: zero, or pretrained for the weights that the network came with.
+        gain: a factor of the scale.
     """
 
     scale: float | Literal["fan_in", "std"] = 0.1

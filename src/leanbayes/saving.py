@@ -1,9 +1,12 @@
 """One safetensors file a model: tensors, and a versioned JSON header of settings. Nothing in it is ever executed."""
 
 import contextlib
+import itertools
 import json
+import math
 import os
 import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -92,6 +95,21 @@ def load(path: str | os.PathLike[str], model: nn.Module) -> BayesianModel:
     return bnn
 
 
+def describe(path: str | os.PathLike[str]) -> dict[str, Any]:
+    """Tell what a saved file holds, from its header alone: settings, Bayesian weights, and the bytes of each part."""
+    header, parts = _read_header(path)
+    try:
+        layout = Layout.from_json(header["layout"])
+        found = {key: header[key] for key in ("version", "method", "likelihood", "rule", "trained_rule")}
+    except (KeyError, TypeError, ValueError) as error:
+        raise FileFormatError(f"The header of {path} is damaged ({error}): save the model again.") from None
+    found["bytes"] = Path(path).stat().st_size
+    found["bayesian_weights"] = layout.numel
+    found["layers"] = {slot.name: list(slot.shape) for slot in layout}
+    found["parts"] = parts
+    return found
+
+
 def _check_network(layout: Layout, model: nn.Module, path: str | os.PathLike[str]) -> None:
     parameters = dict(model.named_parameters(remove_duplicate=False))
     for slot in layout:
@@ -126,23 +144,56 @@ def _without_aliases(state: dict[str, Tensor]) -> tuple[dict[str, Tensor], dict[
     return kept, aliases
 
 
-def _read(path: str | os.PathLike[str]) -> tuple[dict[str, Any], dict[str, Tensor]]:
+@contextlib.contextmanager
+def _opened(path: str | os.PathLike[str]) -> Iterator[Any]:
+    """Open a safetensors file, and tell what is wrong with it inside the block too."""
     if not Path(path).is_file():
         raise FileFormatError(f"There is no file {path}: check the path.")
     try:
         with safe_open(path, framework="pt") as file:
-            metadata = file.metadata() or {}
-            header = json.loads(metadata[_HEADER]) if _HEADER in metadata else None
-            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (it is no dict)
+            yield file
     except (SafetensorError, json.JSONDecodeError, OSError) as error:
         raise FileFormatError(f"{path} is truncated, or no safetensors file ({error}): save the model again.") from None
+
+
+def _read(path: str | os.PathLike[str]) -> tuple[dict[str, Any], dict[str, Tensor]]:
+    with _opened(path) as file:
+        header = _header(file, path)
+        return header, {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (it is no dict)
+
+
+def _read_header(path: str | os.PathLike[str]) -> tuple[dict[str, Any], dict[str, dict[str, int]]]:
+    """Read the header, and the size of what the file holds: each of the posterior's tensors, and the plain rest."""
+    parts: dict[str, dict[str, int]] = {}
+    with _opened(path) as file:
+        header = _header(file, path)
+        for name in file.keys():  # noqa: SIM118
+            view = file.get_slice(name)
+            part = parts.setdefault(
+                name if name.startswith("posterior.") else name.partition(".")[0], {"numbers": 0, "bytes": 0}
+            )
+            numbers = math.prod(view.get_shape())
+            part["numbers"] += numbers
+            part["bytes"] += numbers * _bits(view.get_dtype()) // 8
+    return header, parts
+
+
+def _bits(dtype: str) -> int:
+    """Return the size of a safetensors dtype, whose name ends with it: F32, BF16, I64, F8_E4M3; BOOL has 8."""
+    digits = "".join(itertools.takewhile(str.isdigit, dtype.lstrip("ABCDEFGHIJKLMNOPQRSTUVWXYZ")))
+    return int(digits or 8)
+
+
+def _header(file: Any, path: str | os.PathLike[str]) -> dict[str, Any]:
+    metadata = file.metadata() or {}
+    header = json.loads(metadata[_HEADER]) if _HEADER in metadata else None
     if not isinstance(header, dict):
         raise FileFormatError(f"{path} is a safetensors file, but not one that leanbayes saved.")
     if header.get("version") != VERSION:
         raise FileFormatError(
             f"{path} has the format version {header.get('version')}, and this leanbayes reads {VERSION}: update it."
         )
-    return header, tensors
+    return header
 
 
 @torch.no_grad()

@@ -19,6 +19,10 @@ class Ensemble(Method):
     """`members` copies of the network. The first keeps its weights; the others start anew, each from a seed.
 
     Frozen parameters are the same in all of them.
+
+    Attributes:
+        members: how many networks.
+        seed: of the starts of all but the first.
     """
 
     members: int = 5

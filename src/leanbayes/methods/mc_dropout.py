@@ -25,6 +25,9 @@ class MCDropout(Method):
     """Use the network's own dropout; with `rate`, set the rate of its dropout layers, or insert some if it has none.
 
     Inserted dropout acts on the inputs of every linear, convolutional and recurrent layer but the first.
+
+    Attributes:
+        rate: share of the activations that are dropped; None for what the network itself says.
     """
 
     rate: float | None = None

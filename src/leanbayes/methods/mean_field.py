@@ -22,8 +22,12 @@ _SMALLEST_STD = 1e-8  # stands for the 0 of a point weight, which softplus canno
 class MeanField(Method):
     """w ~ N(μ, σ²), independent for each weight.
 
-    prior: `Normal` or `ScaleMixture`. init_std: the first σ, as a share of the std of each layer's weights
-    (`relative=True`) or as it is. rule: how it is trained, and predicts.
+    Attributes:
+        prior: `Normal` or `ScaleMixture`.
+        init_std: the first σ, as a share of the std of each layer's weights (`relative`) or as it is.
+        relative: whether init_std is such a share.
+        rule: how it is trained and predicts: sample, flipout, local or mean.
+        samples: draws of a prediction.
     """
 
     prior: Prior = field(default_factory=Normal)

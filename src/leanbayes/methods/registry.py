@@ -1,0 +1,55 @@
+"""Methods by name, with the settings that they have by default on the command line."""
+
+import ast
+import difflib
+from collections.abc import Mapping
+from typing import Any
+
+from leanbayes import config
+from leanbayes.errors import LeanBayesError
+from leanbayes.method import Method
+from leanbayes.methods.deterministic import Deterministic
+from leanbayes.methods.ensemble import Ensemble
+from leanbayes.methods.mc_dropout import MCDropout
+from leanbayes.methods.mean_field import MeanField
+
+METHODS: dict[str, Method] = {
+    "deterministic": Deterministic(),
+    "mc-dropout": MCDropout(rate=0.1),
+    "ensemble": Ensemble(),
+    "mean-field": MeanField(),
+}
+
+
+def get_method(name: str, settings: Mapping[str, Any] | None = None) -> Method:
+    """Return the method of that name, with some settings changed: get_method("mean-field", {"rule": "flipout"})."""
+    plain = name.lower().replace("_", "-")
+    if plain not in METHODS:
+        close = difflib.get_close_matches(plain, METHODS, 1)
+        hint = f"did you mean {close[0]}?" if close else f"there are {', '.join(METHODS)}."
+        raise LeanBayesError(f"There is no method {name!r}: {hint}")
+    return config.change(METHODS[plain], settings or {})
+
+
+def parse_method(text: str) -> Method:
+    """Read a method and its settings from a text such as "mean-field:rule=flipout,prior.scale=0.05"."""
+    name, _, rest = text.partition(":")
+    settings: dict[str, Any] = {}
+    for item in filter(None, rest.split(",")):
+        path, equals, value = item.partition("=")
+        if not equals:
+            raise LeanBayesError(f"{item!r} in {text!r} has no value: write it as setting=value.")
+        *outer, last = path.strip().replace("-", "_").split(".")
+        inner = settings
+        for part in outer:
+            inner = inner.setdefault(part, {})
+        inner[last] = _value(value.strip())
+    return get_method(name, settings)
+
+
+def _value(text: str) -> Any:
+    """Read a number, True, False or None; else it is a text."""
+    try:
+        return ast.literal_eval(text)
+    except (ValueError, SyntaxError):
+        return {"true": True, "false": False, "none": None}.get(text.lower(), text)

@@ -1,0 +1,35 @@
+"""A clock of the seconds spent on training."""
+
+import contextlib
+import time
+from collections.abc import Iterator
+
+import torch
+
+
+class Clock:
+    """Seconds of training, of all sittings together; it stands while other things are done."""
+
+    def __init__(self, device: torch.device, seconds: float = 0.0) -> None:
+        self._device, self._seconds, self._mark = device, seconds, time.perf_counter()
+
+    def start(self) -> None:
+        """Count from now on."""
+        self._mark = time.perf_counter()
+
+    def read(self) -> float:
+        """Wait for the device, and return the seconds so far."""
+        if self._device.type == "cuda":
+            torch.cuda.synchronize(self._device)
+        now = time.perf_counter()
+        self._seconds, self._mark = self._seconds + now - self._mark, now
+        return self._seconds
+
+    @contextlib.contextmanager
+    def stopped(self) -> Iterator[None]:
+        """Do not count what happens inside."""
+        self.read()
+        try:
+            yield
+        finally:
+            self.start()

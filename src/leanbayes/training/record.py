@@ -1,0 +1,120 @@
+"""The record of a run: `run.json`, with its settings, versions, machine, history, scores and costs."""
+
+import json
+import os
+import platform
+import shlex
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import numpy
+import torch
+
+import leanbayes
+from leanbayes.errors import FileFormatError, LeanBayesError
+
+# What may differ when a run is resumed: none of it changes the result.
+_FREE = ("checkpoint_minutes", "checkpoint_steps", "device", "keep", "workers")
+
+
+class Record:
+    """What is known of a run; `write` puts it into `run.json` in the run's folder."""
+
+    def __init__(self, folder: Path | None, config: dict[str, Any]) -> None:
+        self.folder = folder
+        self.values: dict[str, Any] = {
+            "status": "running",
+            "config": config,
+            "command": shlex.join(["leanbayes" if Path(sys.argv[0]).stem in ("leanbayes", "__main__") else sys.argv[0],
+                                   *sys.argv[1:]]),
+            "versions": versions(),
+            "machine": machine(),
+            "history": [],
+            "scores": {},
+            "costs": {},
+        }  # fmt: skip
+
+    def write(self) -> None:
+        """Replace `run.json`, atomically."""
+        if self.folder is not None:
+            write_json(self.folder / "run.json", self.values)
+
+    def check_same(self, old: dict[str, Any]) -> None:
+        """Refuse to go on with a run that has other settings."""
+        difference = _difference(old.get("config", {}), self.values["config"])
+        if difference:
+            name, before, now = difference
+            raise LeanBayesError(
+                f"{self.folder} holds a run with {name}={before!r}, and this one has {now!r}: "
+                "choose another folder, or overwrite that run."
+            )
+
+
+def read_record(folder: str | os.PathLike[str]) -> dict[str, Any]:
+    """Read the `run.json` of a run's folder."""
+    path = Path(folder) / "run.json"
+    if not path.is_file():
+        raise LeanBayesError(f"There is no run in {folder} (it has no run.json): check the path.")
+    try:
+        values = json.loads(path.read_text())
+        if not isinstance(values["config"], dict) or not isinstance(values["history"], list):
+            raise TypeError("its parts are of other types")
+    except (json.JSONDecodeError, UnicodeDecodeError, KeyError, TypeError) as error:
+        raise FileFormatError(f"{path} is damaged ({error}): remove the run's folder and train again.") from None
+    return values
+
+
+def write_json(path: Path, values: Any) -> None:
+    """Write a JSON file that appears whole or not at all."""
+    text = json.dumps(values, indent=1, allow_nan=True) + "\n"
+    temporary: str | None = None
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        descriptor, temporary = tempfile.mkstemp(dir=path.parent, prefix=path.name, suffix=".part")
+        with open(descriptor, "w") as file:
+            file.write(text)
+            file.flush()
+            os.fsync(file.fileno())
+        os.chmod(temporary, 0o644)
+        os.replace(temporary, path)
+    except OSError as error:
+        if temporary is not None and os.path.exists(temporary):
+            os.unlink(temporary)
+        raise LeanBayesError(
+            f"Cannot write {path}: {error.strerror}; make room there or choose a folder that is writable."
+        ) from None
+
+
+def versions() -> dict[str, str]:
+    """Return the versions of what a result depends on."""
+    return {
+        "leanbayes": leanbayes.__version__,
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "numpy": numpy.__version__,
+    }
+
+
+def machine() -> dict[str, Any]:
+    """Describe the machine, without names that would tell whose it is."""
+    gpus = [torch.cuda.get_device_name(number) for number in range(torch.cuda.device_count())]
+    return {
+        "system": platform.system(),
+        "processor": platform.machine(),
+        "cores": os.cpu_count(),
+        "threads": torch.get_num_threads(),
+        "gpus": gpus,
+    }
+
+
+def _difference(old: Any, new: Any, name: str = "config") -> tuple[str, Any, Any] | None:
+    """Find the first setting in which two configurations differ."""
+    if isinstance(old, dict) and isinstance(new, dict):
+        for key in sorted({*old, *new} - set(_FREE)):
+            found = _difference(old.get(key), new.get(key), key)
+            if found:
+                return found
+        return None
+    return None if old == new else (name, old, new)
