@@ -1,13 +1,19 @@
 """leanbayes: efficient, scalable Bayesian neural networks for PyTorch."""
 
+from typing import TYPE_CHECKING, Any
+
 from leanbayes.bayesian import BayesianModel, bayesianize
 from leanbayes.errors import FileFormatError, LeanBayesError, RuleMismatchWarning, UnsupportedOperation
 from leanbayes.likelihoods import Bernoulli, Categorical, Gaussian, HeteroscedasticGaussian
+from leanbayes.method import Method, Stage, Training
 from leanbayes.methods import Deterministic, Ensemble, MCDropout, MeanField
 from leanbayes.objective import elbo
 from leanbayes.prediction import BinaryPrediction, ClassPrediction, Prediction, RegressionPrediction
 from leanbayes.priors import Normal, ScaleMixture
 from leanbayes.saving import load
+
+if TYPE_CHECKING:
+    from leanbayes.training import fit
 
 __version__ = "0.1.0"
 
@@ -25,13 +31,28 @@ __all__ = [
     "LeanBayesError",
     "MCDropout",
     "MeanField",
+    "Method",
     "Normal",
     "Prediction",
     "RegressionPrediction",
     "RuleMismatchWarning",
     "ScaleMixture",
+    "Stage",
+    "Training",
     "UnsupportedOperation",
     "bayesianize",
     "elbo",
+    "fit",
     "load",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    """Import `fit` when it is first asked for: it needs accelerate, and the rest does not."""
+    if name != "fit":
+        raise AttributeError(f"module 'leanbayes' has no attribute {name!r}")
+    try:
+        from leanbayes.training import fit
+    except ModuleNotFoundError as error:
+        raise LeanBayesError(f"lb.fit needs {error.name}: pip install 'leanbayes[train,data]'.") from None
+    return fit

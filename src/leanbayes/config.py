@@ -2,8 +2,10 @@
 
 import dataclasses
 import difflib
+import types
+import typing
 from collections.abc import Mapping
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar
 
 from leanbayes.errors import FileFormatError, LeanBayesError
 
@@ -21,6 +23,7 @@ def change(value: T, settings: Mapping[str, Any]) -> T:
     """Return a dataclass with some of its settings changed; a mapping changes the settings of what a setting holds."""
     assert dataclasses.is_dataclass(value)
     assert not isinstance(value, type)
+    hints = typing.get_type_hints(type(value))
     known = [field.name for field in dataclasses.fields(value)]
     changes = {}
     for name, new in settings.items():
@@ -29,11 +32,41 @@ def change(value: T, settings: Mapping[str, Any]) -> T:
             hint = f"did you mean {close[0]}?" if close else f"it has {', '.join(known) or 'none'}."
             raise LeanBayesError(f"{type(value).__name__} has no setting {name!r}: {hint}")
         old = getattr(value, name)
-        changes[name] = change(old, new) if isinstance(new, Mapping) and dataclasses.is_dataclass(old) else new
-    try:
-        return dataclasses.replace(value, **changes)
-    except TypeError as error:  # a check that compares a text with a number, say
-        raise LeanBayesError(f"The settings {changes} do not fit {type(value).__name__} ({error}).") from None
+        if isinstance(new, Mapping) and dataclasses.is_dataclass(old):
+            changes[name] = change(old, new)
+        elif not _fits(new, hints[name]):
+            raise LeanBayesError(f"{name}={new!r} must be {_describe(hints[name])}.")
+        else:
+            changes[name] = new
+    return dataclasses.replace(value, **changes)
+
+
+_KINDS: dict[Any, tuple[str, Any]] = {
+    bool: ("true or false", bool),
+    int: ("a whole number", int),
+    float: ("a number", (int, float)),
+    str: ("a text", str),
+    type(None): ("None", type(None)),
+}
+
+
+def _fits(value: Any, hint: Any) -> bool:
+    """Whether a value is of the type that a setting is declared with, as far as JSON has such types."""
+    if typing.get_origin(hint) is Literal:
+        return value in typing.get_args(hint)
+    if typing.get_origin(hint) in (typing.Union, types.UnionType):
+        return any(_fits(value, part) for part in typing.get_args(hint))
+    if hint not in _KINDS:
+        return not isinstance(value, Mapping) or isinstance(value, typing.get_origin(hint) or hint)
+    return isinstance(value, _KINDS[hint][1]) and (hint is bool or not isinstance(value, bool))
+
+
+def _describe(hint: Any) -> str:
+    if typing.get_origin(hint) is Literal:
+        return " or ".join(repr(choice) for choice in typing.get_args(hint))
+    if typing.get_origin(hint) in (typing.Union, types.UnionType):
+        return " or ".join(_describe(part) for part in typing.get_args(hint))
+    return _KINDS[hint][0] if hint in _KINDS else f"a {getattr(hint, '__name__', hint)}"
 
 
 def encode(value: Any) -> Any:

@@ -74,8 +74,7 @@ def mix(*numbers: int) -> int:
     return state >> 1
 
 
-@torch.library.custom_op("leanbayes::noise", mutates_args=())
-def _noise(like: Tensor, key: Tensor, stream: int, signs: bool) -> Tensor:
+def _fill(like: Tensor, key: Tensor, stream: int, signs: bool) -> Tensor:
     out = torch.empty_like(like)
     seed, index = key.tolist()
     generator = torch.Generator(like.device).manual_seed(mix(seed, index, stream))
@@ -87,13 +86,19 @@ def _noise(like: Tensor, key: Tensor, stream: int, signs: bool) -> Tensor:
     return out
 
 
+_noise = torch.library.custom_op("leanbayes::noise", _fill, mutates_args=())
+
+
 @_noise.register_fake
 def _(like: Tensor, key: Tensor, stream: int, signs: bool) -> Tensor:
     return torch.empty_like(like)
 
 
 def _make(like: Tensor, key: Tensor, stream: int, signs: bool) -> Tensor:
-    return (kernels.ops.noise if kernels.usable(like) else _noise)(like, key, stream, signs)
+    if kernels.usable(like):
+        return kernels.ops.noise(like, key, stream, signs)
+    # The operator is for the compiler; calling it otherwise would import the compiler, which takes a second.
+    return (_noise if torch.compiler.is_compiling() else _fill)(like, key, stream, signs)
 
 
 def normal(like: Tensor, key: Tensor, stream: int = 0) -> Tensor:

@@ -2,17 +2,17 @@
 
 import json
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
 import torch
-import tyro
 
 from leanbayes.bayesian import BayesianModel
-from leanbayes.cli.options import parse
+from leanbayes.cli.options import Run, parse
 from leanbayes.cli.runs import open_run
-from leanbayes.cli.tables import scores_table, wide_console
+from leanbayes.cli.tables import scores_table, show
 from leanbayes.data import Batches, Data
 from leanbayes.errors import LeanBayesError
 from leanbayes.evaluation import evaluate
@@ -27,18 +27,18 @@ class EvaluateOptions:
 
     Attributes:
         run: folder of the run.
-        samples: draws of a prediction. By default what the method says.
-        rule: how weights meet activations. By default what it was trained with.
-        root: the folder that holds the data sets. By default the environment variable LEANBAYES_DATA.
+        samples: draws of a prediction. None means what the method says.
+        rule: how weights meet activations. None means as in training.
+        root: folder that holds the data sets. None means what the environment variable LEANBAYES_DATA says.
         split: which data to score.
-        device: by default the GPU if there is one.
-        seed: of the draws.
-        json: print JSON.
+        device: where to predict. None means the GPU, if there is one.
+        seed: number that the draws follow from.
+        json: print JSON, not a table.
     """
 
-    run: tyro.conf.Positional[Path]
+    run: Run
     samples: int | None = None
-    rule: str | None = None
+    rule: Literal["sample", "flipout", "local", "mean"] | None = None
     root: Path | None = None
     split: Literal["test", "validation"] = "test"
     device: Literal["cpu", "cuda"] | None = None
@@ -46,19 +46,22 @@ class EvaluateOptions:
     json: bool = False
 
 
-def evaluate_run(words: list[str]) -> None:
-    """Run the command."""
-    options = parse(EvaluateOptions, words, "leanbayes evaluate")
+def evaluate_run(words: list[str]) -> Callable[[], None]:
+    """Read the words of the command."""
+    options = parse(EvaluateOptions, words, "evaluate")
+    return lambda: _evaluate(options)
+
+
+def _evaluate(options: EvaluateOptions) -> None:
     run = open_run(options.run, options.device)
-    data = run.data(options.root)
-    scores = score(run.model, data, options.split, options.samples, options.rule, options.seed)
-    if options.split == "test" and options.samples is None and options.rule is None:
-        run.record["scores"]["test"] = scores
-        write_json(options.run / "run.json", run.record)
+    scores = score(run.model, run.data(options.root), options.split, options.samples, options.rule, options.seed)
     if options.json:
         print(json.dumps({"run": str(options.run), "scores": scores, "costs": run.record["costs"]}, indent=1))
     else:
-        wide_console().print(scores_table(str(options.run), scores, run.record["costs"]))
+        show(f"{options.run}, {options.split} data", scores_table(scores, run.record["costs"]))
+    if options == EvaluateOptions(options.run, root=options.root, device=options.device, json=options.json):
+        run.record["scores"]["test"] = scores
+        write_json(options.run / "run.json", run.record)
 
 
 def score(
@@ -67,7 +70,7 @@ def score(
     """Score a model on a split, and time its predictions."""
     dataset = data.test if split == "test" else data.validation
     if dataset is None:
-        raise LeanBayesError(f"{data.name} has no {split} data: score another split, or add some.")
+        raise LeanBayesError(f"{data.name} has no {split} data: add some, or score the validation data.")
     batches = Batches(dataset, _BATCH, device=bnn.device, shuffle=False, normalise=data.normalise)
     scale = data.target_std
     scores: dict[str, Any] = evaluate(bnn, batches.epoch(), samples=samples, rule=rule, seed=seed, target_scale=scale)
@@ -78,16 +81,15 @@ def score(
 
 def _predict_ms_per_1000(bnn: BayesianModel, batches: Batches, samples: int | None, rule: str | None) -> float:
     """Time a prediction of one batch, once warm: the median of three."""
-    x, _ = next(batches.epoch())
+    x, y = next(batches.epoch())
     times = []
     for _ in range(4):
         _wait(bnn.device)
         start = time.perf_counter()
-        prediction = bnn.predict(x, samples, rule=rule, generator=torch.Generator().manual_seed(0))
+        bnn.predict(x, samples, rule=rule, generator=torch.Generator().manual_seed(0))
         _wait(bnn.device)
         times.append(time.perf_counter() - start)
-    rows = len(next(value for value in vars(prediction).values() if isinstance(value, torch.Tensor)))
-    return 1e3 * sorted(times[1:])[1] * 1000 / rows
+    return 1e3 * sorted(times[1:])[1] * 1000 / len(y)
 
 
 def _wait(device: torch.device) -> None:

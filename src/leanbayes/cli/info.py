@@ -1,18 +1,21 @@
 """`leanbayes info`: what is in a saved model, or in a run's folder."""
 
 import json
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import tyro
-from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 
+from leanbayes import config
 from leanbayes.cli.options import parse
+from leanbayes.cli.tables import show
 from leanbayes.errors import LeanBayesError
 from leanbayes.saving import describe
-from leanbayes.training import read_record
+from leanbayes.training import Recipe, read_record
 
 
 @dataclass(frozen=True)
@@ -21,57 +24,75 @@ class InfoOptions:
 
     Attributes:
         path: a model.safetensors file, or the folder of a run.
-        json: print JSON.
+        json: print JSON, not a table.
     """
 
-    path: tyro.conf.Positional[Path]
+    path: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="PATH")]
     json: bool = False
 
 
-def info(words: list[str]) -> None:
-    """Run the command."""
-    options = parse(InfoOptions, words, "leanbayes info")
+def info(words: list[str]) -> Callable[[], None]:
+    """Read the words of the command."""
+    options = parse(InfoOptions, words, "info")
+    return lambda: _info(options.path, options.json)
+
+
+def _info(path: Path, as_json: bool) -> None:
     found: dict[str, Any] = {}
-    path = options.path
     if not path.exists():
-        raise LeanBayesError(f"There is no {path}: check the path.")
+        raise LeanBayesError(f"There is no file or folder {path}: check the path.")
     if path.is_dir():
         record = read_record(path)
         found["run"] = {key: record[key] for key in ("status", "config", "scores", "costs", "versions", "machine")}
         path = path / "model.safetensors"
     if path.is_file():
         found["file"] = describe(path)
-    if options.json:
+    if as_json:
         print(json.dumps(found, indent=1))
-    else:
-        _show(found, path)
-
-
-def _show(found: dict[str, Any], path: Path) -> None:
-    console = Console()
+        return
     view = Table(box=None, show_header=False)
-    run = found.get("run")
-    if run:
-        view.add_row("status", run["status"])
-        for name in ("data", "model", "recipe"):
-            if name in run["config"]:
-                view.add_row(name, _settings(run["config"][name]))
-        for split, scores in run["scores"].items():
-            view.add_row(f"{split} scores", _settings(scores))
-        view.add_row("costs", _settings({k: v for k, v in run["costs"].items() if not isinstance(v, list)}))
-    file = found.get("file")
-    if file:
-        view.add_row("file", f"{path}, {file['bytes']:,} bytes")
-        view.add_row("method", _settings(file["method"]))
-        view.add_row("likelihood", _settings(file["likelihood"]))
-        view.add_row("rule", f"{file['rule']}, trained with {file['trained_rule'] or 'none yet'}")
-        view.add_row("Bayesian weights", f"{file['bayesian_weights']:,} in {len(file['layers'])} parameters")
-    console.print(view)
-    if file:
-        parts = Table("part", "numbers", "bytes", box=None)
-        for name, part in file["parts"].items():
+    lines = [*_run_lines(found.get("run", {})), *_file_lines(path, found.get("file", {}))]
+    for name, text in lines:
+        view.add_row(name, escape(text))
+    show("", view)
+    if "file" in found:
+        parts = Table("part of the file", "numbers", "bytes", box=None)
+        for name, part in found["file"]["parts"].items():
             parts.add_row(name, f"{part['numbers']:,}", f"{part['bytes']:,}")
-        console.print(parts)
+        print()
+        show("", parts)
+
+
+def _run_lines(run: dict[str, Any]) -> list[tuple[str, str]]:
+    """Tell what was trained, on what and how: of the settings, those that are not the usual ones."""
+    if not run:
+        return []
+    usual = config.encode(Recipe())
+    changed = {key: value for key, value in run["config"]["recipe"].items() if usual.get(key) != value}
+    model = run["config"].get("model", {})
+    lines = [
+        ("status", run["status"]),
+        ("data", run["config"]["data"]),
+        ("network", " ".join([model.get("name", "one's own"), _settings(model.get("options", {}))]).strip()),
+        ("recipe", _settings(changed) or "the usual one"),
+        ("versions", _settings(run["versions"])),
+        ("machine", _settings(run["machine"])),
+    ]
+    lines += [(f"{split} scores", _settings(scores)) for split, scores in run["scores"].items()]
+    costs = {key: value for key, value in run["costs"].items() if not isinstance(value, list)}
+    return [*lines, ("costs", _settings(costs))]
+
+
+def _file_lines(path: Path, file: dict[str, Any]) -> list[tuple[str, str]]:
+    if not file:
+        return []
+    return [
+        ("file", f"{path}, {file['bytes']:,} bytes"),
+        ("method", _settings(file["method"])),
+        ("likelihood", _settings(file["likelihood"])),
+        ("rule", f"{file['rule']}, trained with {file['trained_rule'] or 'none yet'}"),
+        ("Bayesian weights", f"{file['bayesian_weights']:,} in {len(file['layers'])} parameters"),
+    ]
 
 
 def _settings(values: Any) -> str:

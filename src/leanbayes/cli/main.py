@@ -1,10 +1,18 @@
-"""Choosing a command, and telling a user's mistake in one sentence: exit code 0 is success, 1 a failure, 2 misuse."""
+"""Choosing a command, and telling a user's mistake in one sentence.
 
+Exit codes: 0 success; 1 the command failed; 2 it was called in a wrong way; 130 it was interrupted.
+"""
+
+import contextlib
+import difflib
+import os
 import sys
-from collections.abc import Callable, Sequence
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
 
 import leanbayes
-from leanbayes.errors import LeanBayesError
+from leanbayes.errors import LeanBayesError, RuleMismatchWarning
 from leanbayes.methods import METHODS
 
 USAGE = f"""usage: leanbayes COMMAND ...
@@ -12,10 +20,10 @@ USAGE = f"""usage: leanbayes COMMAND ...
 Calibrated uncertainty for neural networks, at about the cost of a plain one.
 
   fit METHOD            train a network; METHOD is one of {", ".join(METHODS)}
-  evaluate RUN          score a trained run on the test data it has never seen
+  evaluate RUN          score a trained run on the test data, which it has never seen
   predict RUN IMAGES    label, probability and uncertainty of pictures
   compare [METHODS]     train several methods on one data set: one table of quality and cost
-  info FILE             what is in a saved model, or in a run's folder
+  info PATH             what is in a saved model, or in a run's folder
 
 Try:  leanbayes fit mean-field                      handwritten digits, in a minute
       leanbayes fit mean-field --data cifar10 --model resnet-18 --root FOLDER
@@ -23,45 +31,59 @@ Try:  leanbayes fit mean-field                      handwritten digits, in a min
       torchrun --nproc-per-node 2 -m leanbayes fit mean-field       two processes
 """
 
+Action = Callable[[], None]
+
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command and return the exit code."""
     words = list(sys.argv[1:] if arguments is None else arguments)
+    try:
+        with _one_line_warnings():
+            code = _run(words)
+        sys.stdout.flush()
+        return code
+    except KeyboardInterrupt as stop:
+        return _complain(str(stop) or "Stopped.", 130)
+    except BrokenPipeError:  # the reader of a pipe, such as head, has left: what is still to be said goes nowhere
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 1
+    except ModuleNotFoundError as error:
+        return _complain(f"This needs {error.name}, which is not installed: pip install 'leanbayes[cli]'.", 1)
+    except SystemExit as leaving:  # the parser has told what was wrong, or shown its help
+        return leaving.code if isinstance(leaving.code, int) else 0 if leaving.code is None else 2
+
+
+def _run(words: list[str]) -> int:
     if not words or words[0] in ("-h", "--help", "help"):
         print(USAGE, end="")
         return 0 if words else 2
     if words[0] == "--version":
         print(f"leanbayes {leanbayes.__version__}")
         return 0
+    commands = _commands()
+    if words[0] not in commands:
+        close = difflib.get_close_matches(words[0], commands, 1)
+        hint = f"did you mean {close[0]}?" if close else f"use one of {', '.join(commands)}."
+        return _complain(f"There is no command {words[0]!r}: {hint}", 2)
     try:
-        commands = _commands()
-        if words[0] not in commands:
-            return _complain(f"There is no command {words[0]!r}: use one of {', '.join(commands)}.", 2)
-        commands[words[0]](words[1:])
+        action = commands[words[0]](words[1:])
+    except LeanBayesError as error:
+        return _complain(str(error), 2)
+    try:
+        action()
     except LeanBayesError as error:
         return _complain(str(error), 1)
-    except KeyboardInterrupt:
-        return _complain("Stopped; the same command goes on from the last checkpoint.", 130)
-    except BrokenPipeError:  # the reader of a pipe, such as head, has left
-        sys.stderr.close()
-        return 1
-    except SystemExit as leaving:  # the parser has told what was wrong
-        return leaving.code if isinstance(leaving.code, int) else 0 if leaving.code is None else 2
     return 0
 
 
-def _commands() -> dict[str, Callable[[list[str]], None]]:
-    """Import the commands, which need the extras."""
-    try:
-        from leanbayes.cli.compare import compare
-        from leanbayes.cli.evaluate import evaluate_run
-        from leanbayes.cli.fit import fit_method
-        from leanbayes.cli.info import info
-        from leanbayes.cli.predict import predict_images
-    except ModuleNotFoundError as error:
-        raise LeanBayesError(
-            f"The command line needs {error.name}, which is not installed: pip install 'leanbayes[cli]'."
-        ) from None
+def _commands() -> dict[str, Callable[[list[str]], Action]]:
+    """Import the commands: each reads its words, and returns what is to be done."""
+    from leanbayes.cli.compare import compare
+    from leanbayes.cli.evaluate import evaluate_run
+    from leanbayes.cli.fit import fit_method
+    from leanbayes.cli.info import info
+    from leanbayes.cli.predict import predict_images
+
     return {
         "fit": fit_method,
         "evaluate": evaluate_run,
@@ -74,3 +96,22 @@ def _commands() -> dict[str, Callable[[list[str]], None]]:
 def _complain(text: str, code: int) -> int:
     print(f"leanbayes: {text}", file=sys.stderr)
     return code
+
+
+@contextlib.contextmanager
+def _one_line_warnings() -> Iterator[None]:
+    """Tell warnings of leanbayes once, in a line, without the place in the code that they come from."""
+    told: set[str] = set()
+
+    def show(message: Warning | str, category: type[Warning], *place: Any, **more: Any) -> None:
+        if not issubclass(category, RuleMismatchWarning):
+            usual(message, category, *place, **more)
+        elif str(message) not in told:
+            told.add(str(message))
+            _complain(str(message), 0)
+
+    with warnings.catch_warnings():
+        usual = warnings.showwarning
+        warnings.simplefilter("always", RuleMismatchWarning)
+        warnings.showwarning = show
+        yield

@@ -1,8 +1,10 @@
-"""Reading flags, and the settings that they change: those of the data set's preset, then those of a config file."""
+"""Reading flags: the settings of a data set's preset are their defaults, and a config file stands before them."""
 
 import dataclasses
+import os
+import sys
 import typing
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, TypeVar
@@ -12,11 +14,12 @@ import tyro
 from leanbayes import config
 from leanbayes.cli.presets import preset
 from leanbayes.errors import LeanBayesError
-from leanbayes.method import Method
 from leanbayes.priors import Prior
 from leanbayes.training import Recipe
 
 T = TypeVar("T")
+Flat = tyro.conf.arg(name="")  # the flags of a part, without its name before them
+Run = Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="RUN")]
 
 
 @dataclass(frozen=True)
@@ -26,20 +29,19 @@ class Task:
     Attributes:
         data: name of a data set (digits, mnist, fashion-mnist, cifar10, cifar100, svhn, toy, uci:NAME), or the path of
             a csv table or of a folder of pictures.
-        model: name of a network, such as mlp, lenet-5, resnet-18, vit-tiny, unet, timm:NAME or torchvision:NAME. By
-            default one that suits the data.
-        model_options: the network's own settings, as NAME=VALUE.
-        root: the folder that holds the data sets. By default the environment variable LEANBAYES_DATA.
-        resize: height and width that pictures of a folder are brought to.
+        model: name of a network, such as mlp, lenet-5, resnet-18, vit-tiny, unet, timm:NAME or torchvision:NAME.
+        model_options: settings of the network itself, as NAME=VALUE.
+        root: folder that holds the data sets. None means what the environment variable LEANBAYES_DATA says.
+        resize: height and width that the pictures of a folder are brought to.
         validation_share: share of the training data that is held out. Choices are made on it, never on the test data.
-        out: folder of the run. By default runs/DATA-MODEL-METHOD-SEED.
-        overwrite: start anew where that folder holds a run. Otherwise it is resumed.
+        out: folder of the run. None means runs/DATA-MODEL-METHOD-SEED.
+        overwrite: start anew where that folder holds a run. Otherwise such a run goes on.
         quiet: show no progress.
-        config: a yaml file with any of these settings. Flags go before it.
+        config: yaml file with any of these settings. A flag wins over it.
     """
 
     data: str = "digits"
-    model: str | None = None
+    model: str = "small-cnn"
     model_options: tuple[str, ...] = ()
     root: Path | None = None
     resize: tuple[int, int] | None = None
@@ -61,33 +63,40 @@ def _prior(info: Any) -> Any:
     default = info.default
     hints = typing.get_type_hints(type(default))
     fields = [
-        tyro.constructors.StructFieldSpec(f.name, hints[f.name], getattr(default, f.name), tyro_help(default, f.name))
+        tyro.constructors.StructFieldSpec(f.name, hints[f.name], getattr(default, f.name), _help(default, f.name))
         for f in dataclasses.fields(default)
     ]
     return tyro.constructors.StructConstructorSpec(instantiate=type(default), fields=tuple(fields))
 
 
-def tyro_help(value: Any, name: str) -> str | None:
+def _help(value: Any, name: str) -> str | None:
     """Find the line on a setting in the docstring of its class."""
     lines = (line.strip() for line in (type(value).__doc__ or "").splitlines())
     return next((line.partition(":")[2].strip() for line in lines if line.startswith(f"{name}:")), None)
 
 
-def parse(kind: type[T], words: list[str], prog: str, default: T | None = None) -> T:
-    """Read flags into a dataclass."""
-    read: Any = tyro.cli(kind, args=words, prog=prog, default=default, registry=REGISTRY)
+def parse(
+    kind: type[T], words: list[str], prog: str, default: T | None = None, file_settings: Mapping[str, Any] | None = None
+) -> T:
+    """Read flags into a dataclass, with the settings of a config file before them."""
+    flags = as_flags(file_settings or {})
+    try:
+        read: Any = tyro.cli(kind, args=[*flags, *words], prog=f"leanbayes {prog}", default=default, registry=REGISTRY)
+    except SystemExit as leaving:
+        if leaving.code and flags:
+            print(f"The settings of {_flag(words, 'config')} are read as flags: {' '.join(flags)}", file=sys.stderr)
+        raise
     return read
 
 
-Flat = tyro.conf.arg(name="")  # the flags of a part, without its name before them
-
-
-def settings_before_flags(words: list[str]) -> dict[str, Any]:
-    """Collect what holds where no flag says otherwise: the preset of the data set, changed by the config file."""
-    path = _flag(words, "config")
-    file = read_config(Path(path)) if path else {}
-    data = _flag(words, "data") or file.get("data") or Task.data
-    return {**preset(str(data), _flag(words, "root") or file.get("root")), **file}
+def with_preset(words: list[str], settings: Mapping[str, Any]) -> tuple[Task, Recipe]:
+    """Return the settings that suit the data, which flags or else a config file name."""
+    data = str(_flag(words, "data") or settings.get("data") or Task.data)
+    suited = preset(data, _flag(words, "root") or settings.get("root"))
+    own = {field.name for field in dataclasses.fields(Task)}
+    task = {name: value for name, value in suited.items() if name in own}
+    recipe = {name: value for name, value in suited.items() if name not in own}
+    return config.change(Task(data=data), task), Recipe().changed(recipe)
 
 
 def _flag(words: list[str], name: str) -> str | None:
@@ -101,6 +110,12 @@ def _flag(words: list[str], name: str) -> str | None:
     return found
 
 
+def config_of(words: list[str]) -> dict[str, Any]:
+    """Read the config file that the flags name, if they do."""
+    name = _flag(words, "config")
+    return read_config(Path(name)) if name else {}
+
+
 def read_config(path: Path) -> dict[str, Any]:
     """Read a yaml file of settings."""
     import yaml
@@ -109,52 +124,36 @@ def read_config(path: Path) -> dict[str, Any]:
         values = yaml.safe_load(path.read_text()) or {}
     except OSError as error:
         raise LeanBayesError(f"Cannot read {path}: {error.strerror}; check the path.") from None
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
-        raise LeanBayesError(f"{path} is not valid yaml: {' '.join(str(error).split())}.") from None
+    except UnicodeDecodeError:
+        raise LeanBayesError(f"{path} is not a text file: give a yaml file.") from None
+    except yaml.YAMLError as error:
+        mark = getattr(error, "problem_mark", None)
+        where = f" in line {mark.line + 1}" if mark else ""
+        what = getattr(error, "problem", None) or "it cannot be read"
+        raise LeanBayesError(f"{path} is not valid yaml{where}: {what}.") from None
     if not isinstance(values, dict):
         raise LeanBayesError(f"{path} must hold settings as `name: value`, not a {type(values).__name__}.")
     return values
 
 
-def task_and_recipe(settings: Mapping[str, Any]) -> tuple[Task, Recipe]:
-    """Sort settings into those of the task and those of the training."""
-    own = {field.name for field in dataclasses.fields(Task)}
-    task = {name: _as_field(name, value) for name, value in settings.items() if name in own}
-    recipe = {name: _number(name, value) for name, value in settings.items() if name not in own}
-    return config.change(Task(), task), Recipe().changed(recipe)
+def as_flags(settings: Mapping[str, Any], prefix: str = "") -> list[str]:
+    """Write settings as flags, so that those of a file are read and checked as those of the command line are."""
+    return [word for name, value in settings.items() for word in _as_flag(f"{prefix}{name}".replace("_", "-"), value)]
 
 
-def _as_field(name: str, value: Any) -> Any:
-    """Bring a value from yaml to the type of the setting."""
-    if value is None:
-        return None
-    if name in ("root", "out", "config"):
-        return Path(str(value))
-    if name == "model_options":
-        return tuple(f"{key}={item}" for key, item in value.items()) if isinstance(value, dict) else tuple(value)
-    return tuple(value) if name == "resize" else value
+def _as_flag(name: str, value: Any) -> Iterator[str]:
+    if name == "model-options" and isinstance(value, Mapping):
+        value = [f"{key}={item}" for key, item in value.items()]
+    if isinstance(value, Mapping):
+        yield from as_flags(value, f"{name}.")
+    elif isinstance(value, bool):
+        outer, dot, last = name.rpartition(".")
+        yield f"--{outer}{dot}{'' if value else 'no-'}{last}"
+    else:
+        yield f"--{name}"
+        yield from (str(item) for item in (value if isinstance(value, (list, tuple)) else [value]))
 
 
-def _number(name: str, value: Any) -> Any:
-    """Read 1e-3, which yaml takes for a text."""
-    if isinstance(value, str):
-        try:
-            return float(value)
-        except ValueError:
-            return value
-    return value
-
-
-def with_numbers(settings: Any) -> Any:
-    """Read 1e-3 as a number wherever it stands."""
-    if isinstance(settings, dict):
-        return {name: with_numbers(value) for name, value in settings.items()}
-    return _number("", settings)
-
-
-def options_class(method: Method, text: str) -> Any:
-    """Make the dataclass of the flags of `fit METHOD`."""
-    parts = [("task", Annotated[Task, Flat]), ("method", type(method)), ("recipe", Annotated[Recipe, Flat])]
-    made = dataclasses.make_dataclass("Options", parts, frozen=True)
-    made.__doc__ = text
-    return made
+def is_first_process() -> bool:
+    """Whether this process is the one that speaks, under torchrun or accelerate launch."""
+    return os.environ.get("RANK", "0") == "0"

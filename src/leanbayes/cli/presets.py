@@ -1,9 +1,11 @@
 """What a data set is trained with where neither a flag nor a config file says otherwise."""
 
+import os
 from typing import Any
 
 from leanbayes.data import task_of
 
+_WORKERS = min(8, os.cpu_count() or 1)
 _SMALL_IMAGES = {
     "model": "resnet-18",
     "epochs": 80,
@@ -15,8 +17,15 @@ _SMALL_IMAGES = {
 }
 _GREY_DIGITS = {"model": "lenet-5", "epochs": 20, "temperature": 0.01}
 _TABLE = {"model": "mlp", "epochs": 200, "batch_size": 32, "lr": 1e-2, "weight_decay": 0.0, "temperature": 1.0}
-_PICTURES = {"model": "resnet-18", "epochs": 90, "batch_size": 256, "optimiser": "sgd", "lr": 0.1, "workers": 8}
-_SCENES = {"model": "unet", "epochs": 60, "batch_size": 8, "workers": 4}
+_PICTURES = {
+    "model": "resnet-18",
+    "epochs": 90,
+    "batch_size": 256,
+    "optimiser": "sgd",
+    "lr": 0.1,
+    "workers": _WORKERS,
+}
+_SCENES = {"model": "unet", "epochs": 60, "batch_size": 8, "workers": _WORKERS}
 
 PRESETS: dict[str, dict[str, Any]] = {
     # A thousand images cannot pay for the whole KL of sixty thousand weights: a temperature of 1 would leave them at

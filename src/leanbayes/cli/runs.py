@@ -9,8 +9,8 @@ import torch
 from torch import Tensor, nn
 
 from leanbayes.bayesian import BayesianModel
-from leanbayes.cli.options import Task, with_numbers
-from leanbayes.data import Data, Normalise, load
+from leanbayes.cli.options import Task
+from leanbayes.data import Data, Normalise, load, read_image
 from leanbayes.errors import LeanBayesError
 from leanbayes.method import Method
 from leanbayes.methods import METHODS
@@ -31,25 +31,30 @@ class Prepared:
 def prepare(task: Task, seed: int) -> Prepared:
     """Load the data and build the network, whose first weights follow the seed."""
     data = load(task.data, task.root, validation_share=task.validation_share, resize=task.resize)
-    if task.model is None:
-        raise LeanBayesError("There is no network that suits every data set: choose one with --model.")
     options = dict(_option(text) for text in task.model_options)
     network = build(task.model, data.input_shape, data.outputs, seed=seed, **options)
-    source = {"name": task.data, "validation_share": task.validation_share}
-    source |= {"resize": list(task.resize)} if task.resize else {}
-    model = {"name": task.model, "input_shape": list(data.input_shape), "outputs": data.outputs, "options": options}
+    here = Path(task.data).expanduser()
+    source: dict[str, Any] = {
+        "name": str(here.resolve()) if here.exists() else task.data,
+        "task": data.task,
+        "validation_share": task.validation_share,
+        "resize": task.resize,
+    }
+    model = {"name": task.model, "input_shape": data.input_shape, "outputs": data.outputs, "options": options}
     normalise = None if data.normalise is None else dataclasses.asdict(data.normalise)
-    notes = {"source": source, "model": model, "classes": list(data.classes), "normalise": normalise}
-    return Prepared(data, network, notes)
+    return Prepared(data, network, {"source": source, "model": model, "classes": data.classes, "normalise": normalise})
 
 
 def _option(text: str) -> tuple[str, Any]:
-    name, equals, value = text.partition("=")
-    if not equals:
-        raise LeanBayesError(f"The model option {text!r} has no value: write it as NAME=VALUE.")
     import yaml
 
-    return name.replace("-", "_"), with_numbers(yaml.safe_load(value))
+    name, equals, value = text.partition("=")
+    try:
+        if not equals:
+            raise ValueError
+        return name.replace("-", "_"), yaml.safe_load(value)
+    except (ValueError, yaml.YAMLError):
+        raise LeanBayesError(f"The model option {text!r} cannot be read: write it as NAME=VALUE.") from None
 
 
 def method_name(method: Method) -> str:
@@ -64,8 +69,12 @@ def summary(method: Method) -> str:
 
 def default_folder(task: Task, label: str, seed: int) -> Path:
     """Name the folder of a run after what it is."""
-    words = f"{task.data}-{task.model}-{label}-{seed}"
-    return Path("runs") / "".join(c if c.isalnum() or c in "-_.=" else "-" for c in words).strip("-")
+    return Path("runs") / as_file_name(f"{Path(task.data).stem}-{task.model}-{label}-{seed}")
+
+
+def as_file_name(text: str) -> str:
+    """Replace what a file's name cannot have."""
+    return "".join(c if c.isalnum() or c in "-_.=" else "-" for c in text)
 
 
 def train(prepared: Prepared, method: Method, recipe: Recipe, task: Task, folder: Path) -> BayesianModel:
@@ -94,18 +103,20 @@ class TrainedRun:
     def data(self, root: Path | None) -> Data:
         """Load the data that it was trained on."""
         source = self.record["config"]["source"]
-        resize = tuple(source["resize"]) if "resize" in source else None
+        resize = source["resize"] and tuple(source["resize"])
         return load(source["name"], root, validation_share=source["validation_share"], resize=resize)
 
-    def normalise(self, x: Tensor) -> Tensor:
-        """Treat inputs as those of the training were."""
-        settings = self.record["config"]["normalise"]
-        return x if settings is None else Normalise(tuple(settings["mean"]), tuple(settings["std"]))(x)
-
-    @property
-    def input_shape(self) -> tuple[int, ...]:
-        """The shape of one example."""
-        return tuple(self.record["config"]["model"]["input_shape"])
+    def read(self, path: Path) -> Tensor:
+        """Read a picture as the network was trained to see it: (1, channels, height, width)."""
+        config = self.record["config"]
+        shape = tuple(config["model"]["input_shape"])
+        if len(shape) != 3:
+            raise LeanBayesError(
+                f"The run in {self.folder} was trained on a table, not on pictures: use lb.load and bnn.predict."
+            )
+        image = read_image(path, shape, stretch=config["source"]["task"] == "segmentation")[None]
+        normalise = config["normalise"]
+        return image if normalise is None else Normalise(tuple(normalise["mean"]), tuple(normalise["std"]))(image)
 
 
 def open_run(folder: Path, device: str | None = None) -> TrainedRun:
@@ -113,9 +124,16 @@ def open_run(folder: Path, device: str | None = None) -> TrainedRun:
     record = read_record(folder)
     if record["status"] != "finished":
         raise LeanBayesError(f"The run in {folder} is not finished ({record['status']}): give its fit command again.")
-    if "model" not in record["config"]:
-        raise LeanBayesError(f"{folder} was trained from Python, with a network that has no name here: use lb.load.")
-    model = record["config"]["model"]
-    network = build(model["name"], tuple(model["input_shape"]), model["outputs"], **model["options"])
-    bnn = load_model(folder / "model.safetensors", network).eval()
+    if device == "cuda" and not torch.cuda.is_available():
+        raise LeanBayesError("--device cuda needs a GPU that torch can see: leave it out to use the CPU.")
+    try:
+        model, source = record["config"]["model"], record["config"]["source"]
+        name, shape, outputs, options = (model[key] for key in ("name", "input_shape", "outputs", "options"))
+        if not all(key in source for key in ("name", "task", "validation_share", "resize")):
+            raise KeyError("source")
+    except (KeyError, TypeError):
+        raise LeanBayesError(
+            f"{folder} was trained from Python, with a network or data that have no name here: use lb.load."
+        ) from None
+    bnn = load_model(folder / "model.safetensors", build(name, tuple(shape), outputs, **options)).eval()
     return TrainedRun(folder, bnn.to(device or ("cuda" if torch.cuda.is_available() else "cpu")), record)

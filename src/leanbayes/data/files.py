@@ -29,15 +29,15 @@ def find(name: str, root: Root, candidates: Iterable[str]) -> Path:
     folder = data_root(root)
     if folder is None:
         raise LeanBayesError(
-            f"{name} is read from files: pass root=, or set the environment variable {ROOT_VARIABLE}, to the folder "
-            f"that holds {names[0].removesuffix('.gz')}."
+            f"{name} is read from files: give the root (--root), or set the environment variable {ROOT_VARIABLE}, to "
+            f"the folder that holds {names[0].removesuffix('.gz')}."
         )
     for candidate in names:
         if (folder / candidate).exists():
             return folder / candidate
     plain = " or ".join(dict.fromkeys(candidate.removesuffix(".gz") for candidate in names))
     packed = ", packed as .gz or not" if any(candidate.endswith(".gz") for candidate in names) else ""
-    raise LeanBayesError(f"{name} was not found in {folder}: put {plain} there{packed}, or pass another root=.")
+    raise LeanBayesError(f"{name} was not found in {folder}: put {plain} there{packed}, or give another root.")
 
 
 def damaged(path: Path, what: object) -> FileFormatError:

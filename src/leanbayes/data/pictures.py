@@ -60,16 +60,23 @@ def stretched(path: str, size: Size | None) -> Array:
     )
 
 
-def read_image(path: str | Path, shape: tuple[int, int, int]) -> Tensor:
-    """Read a picture as uint8 of the shape (channels, height, width) that a network wants: 1 channel is grey."""
+def read_image(path: str | Path, shape: tuple[int, ...], stretch: bool = False) -> Tensor:
+    """Read a picture as uint8 of the shape (channels, height, width) that a network wants; 1 channel is grey.
+
+    The picture is scaled to cover the size, and its centre taken; with `stretch` it is stretched to the size.
+    """
     channels, height, width = shape
     if channels not in (1, 3):
         raise LeanBayesError(f"A picture cannot be read with {channels} channels: give the network a tensor instead.")
     if not Path(path).is_file():
         raise LeanBayesError(f"There is no picture {path}: check the path.")
     fit, smooth = needed("PIL.ImageOps", "pillow").fit, needed("PIL.Image", "pillow").Resampling.BILINEAR
-    mode = "L" if channels == 1 else "RGB"
-    values = read_picture(str(path), lambda picture: fit(picture.convert(mode), (width, height), smooth))
+
+    def change(picture: Any) -> Any:
+        picture = picture.convert("L" if channels == 1 else "RGB")
+        return picture.resize((width, height), smooth) if stretch else fit(picture, (width, height), smooth)
+
+    values = read_picture(str(path), change)
     return as_image(values.reshape(height, width, channels))
 
 

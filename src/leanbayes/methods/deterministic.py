@@ -9,7 +9,7 @@ from leanbayes.method import Method
 @configurable
 @dataclass(frozen=True)
 class Deterministic(Method):
-    """Keep the network as it is; its one draw is itself."""
+    """A plain network, for comparison; its one draw is itself."""
 
     rule = "mean"
     samples = 1

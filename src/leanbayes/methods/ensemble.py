@@ -16,13 +16,14 @@ from leanbayes.method import Method
 @configurable
 @dataclass(frozen=True)
 class Ensemble(Method):
-    """`members` copies of the network. The first keeps its weights; the others start anew, each from a seed.
+    """Several networks, each trained from its own start.
 
-    Frozen parameters are the same in all of them.
+    The first keeps the weights that the network came with; the others start anew, each from a seed. Frozen parameters
+    are the same in all of them.
 
     Attributes:
         members: how many networks.
-        seed: of the starts of all but the first.
+        seed: number that the starts of all but the first follow from.
     """
 
     members: int = 5

@@ -22,9 +22,10 @@ _LAYERS = (nn.Linear, nn.modules.conv._ConvNd, nn.RNNBase)
 @configurable
 @dataclass(frozen=True)
 class MCDropout(Method):
-    """Use the network's own dropout; with `rate`, set the rate of its dropout layers, or insert some if it has none.
+    """Dropout that stays on when predicting; its masks are the draws.
 
-    Inserted dropout acts on the inputs of every linear, convolutional and recurrent layer but the first.
+    It uses the network's own dropout; with `rate`, it sets the rate of its dropout layers, or inserts some if it has
+    none. Inserted dropout acts on the inputs of every linear, convolutional and recurrent layer but the first.
 
     Attributes:
         rate: share of the activations that are dropped; None for what the network itself says.

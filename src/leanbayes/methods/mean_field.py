@@ -20,12 +20,12 @@ _SMALLEST_STD = 1e-8  # stands for the 0 of a point weight, which softplus canno
 @configurable
 @dataclass(frozen=True)
 class MeanField(Method):
-    """w ~ N(μ, σ²), independent for each weight.
+    """Mean-field variational inference: each weight has a mean and a spread of its own, w ~ N(μ, σ²).
 
     Attributes:
-        prior: `Normal` or `ScaleMixture`.
-        init_std: the first σ, as a share of the std of each layer's weights (`relative`) or as it is.
-        relative: whether init_std is such a share.
+        prior: what the weights are believed to be before any data are seen: `Normal` or `ScaleMixture`.
+        init_std: the first σ.
+        relative: take init_std as a share of the std of each layer's weights, not as σ itself.
         rule: how it is trained and predicts: sample, flipout, local or mean.
         samples: draws of a prediction.
     """

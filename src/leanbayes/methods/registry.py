@@ -40,9 +40,11 @@ def parse_method(text: str) -> Method:
         if not equals:
             raise LeanBayesError(f"{item!r} in {text!r} has no value: write it as setting=value.")
         *outer, last = path.strip().replace("-", "_").split(".")
-        inner = settings
+        inner: Any = settings
         for part in outer:
-            inner = inner.setdefault(part, {})
+            inner = inner.setdefault(part, {}) if isinstance(inner, dict) else None
+        if not isinstance(inner, dict) or last in inner:
+            raise LeanBayesError(f"{path.strip()!r} in {text!r} is set twice: give each setting once.")
         inner[last] = _value(value.strip())
     return get_method(name, settings)
 

@@ -5,11 +5,14 @@ from itertools import pairwise
 
 from torch import nn
 
+from leanbayes.errors import LeanBayesError
 from leanbayes.models.checks import check_counts
 
 
 def mlp(inputs: int, outputs: int, hidden: Sequence[int] = (100, 100)) -> nn.Sequential:
     """A network of linear layers with ReLU between them: (batch, ...) with `inputs` values each → (batch, outputs)."""
+    if isinstance(hidden, (str, int, float)):
+        raise LeanBayesError(f"hidden={hidden!r} must be a list of layer widths, such as [100, 100].")
     check_counts(inputs=inputs, outputs=outputs, **{f"hidden[{number}]": size for number, size in enumerate(hidden)})
     sizes = [inputs, *hidden]
     layers: list[nn.Module] = [nn.Flatten()]

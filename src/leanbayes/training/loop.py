@@ -62,6 +62,11 @@ class Loop:
                         self._end_of_epoch(epoch + 1, None if skipped else begun)
                     elif training.step % self._recipe.log_every == 0:
                         self._log({})
+                    if run.stop.came:
+                        self._checkpoint()
+                        raise KeyboardInterrupt(
+                            f"Stopped at step {run.steps_done}; the same command goes on from there."
+                        )
                     if self._checkpoint_is_due():
                         self._checkpoint()
             self._checkpoint()

@@ -1,6 +1,8 @@
 """What a training shows: a bar in a terminal, plain lines elsewhere, and scalars for tensorboard."""
 
+import sys
 import time
+from collections.abc import Mapping
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -12,9 +14,12 @@ _SHOWN = {
     "kl": ("KL", "{:.3g}"),
     "sigma": ("σ", "{:.3g}"),
     "accuracy": ("accuracy", "{:.2%}"),
-    "rmse": ("rmse", "{:.4g}"),
+    "rmse": ("RMSE", "{:.4g}"),
+    "nll": ("NLL", "{:.4f}"),
+    "ece": ("ECE", "{:.4f}"),
     "examples_per_second": ("examples/s", "{:.0f}"),
 }
+_IN_THE_BAR = ("loss", "kl", "sigma", "accuracy", "rmse", "examples_per_second")
 _SECONDS_BETWEEN_LINES = 10
 
 
@@ -83,7 +88,7 @@ class Progress:
 
     def log(self, values: dict[str, float], prefix: str = "train") -> None:
         """Take in new values: they are shown, and written for tensorboard."""
-        self._values |= {name: value for name, value in values.items() if name in _SHOWN}
+        self._values |= {name: value for name, value in values.items() if name in _IN_THE_BAR}
         if self._writer is not None:
             for name, value in values.items():
                 self._writer.add_scalar(f"{prefix}/{name}", value, self._done)
@@ -106,9 +111,19 @@ class Progress:
             self._console.print(text, soft_wrap=True, highlight=False, markup=False)
 
     def _text(self) -> str:
-        parts = [f"{label} {form.format(self._values[key])}" for key, (label, form) in _SHOWN.items()
-                 if key in self._values]  # fmt: skip
-        return "  ".join(parts)
+        return in_words(self._values, "  ")
+
+
+def in_words(values: Mapping[str, float], between: str = ", ") -> str:
+    """Write the figures that people look at first."""
+    known = ((label, form, values[key]) for key, (label, form) in _SHOWN.items() if key in values)
+    return between.join(f"{label} {form.format(value)}" for label, form, value in known)
+
+
+def say(shown: bool, text: str) -> None:
+    """Print a sentence where no training is under way."""
+    if shown:
+        print(text, file=sys.stderr)
 
 
 def _duration(seconds: float) -> str:

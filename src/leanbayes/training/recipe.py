@@ -24,27 +24,27 @@ class Recipe:
         epochs: passes over the training data, all stages together.
         batch_size: examples of one optimiser step, over all processes and accumulated parts.
         accumulate: parts that each process cuts its share of a batch into, to save memory.
-        optimiser: of the means, norms and biases. The spreads always have Adam.
-        lr: learning rate of that optimiser. By default 0.1 for sgd and 0.001 for adamw.
-        weight_decay: of that optimiser. By default 0.0005 for sgd and 0.01 for adamw.
-        scale_lr: learning rate of the posterior's spreads and of a learned noise of the data.
-        warmup: share of the steps in which learning rates rise from 0; then they fall as a cosine.
+        optimiser: what trains the means, norms and biases. Adam always trains the spreads.
+        lr: learning rate of the means. None means 0.1 for sgd and 0.001 for adamw.
+        weight_decay: weight decay of the means. None means 0.0005 for sgd and 0.01 for adamw.
+        scale_lr: learning rate of the posterior's spreads, and of the noise of the data where it is learned.
+        warmup: share of the steps in which the learning rates rise from 0. Then they fall as a cosine.
         temperature: weight of the KL. 1 is the plain ELBO; networks with more weights than data want a colder one.
         temperature_warmup: share of the steps in which the temperature rises linearly from 0.
-        samples: draws of the loss in each step.
-        clip: largest norm of the gradient; a larger one is scaled down.
-        precision: of the network's arithmetic. By default what `accelerate launch` says, else fp32.
-        compile: run the loss through torch.compile. The first steps take a minute, later ones are faster.
+        samples: draws of the weights in each training step.
+        clip: largest norm of the gradient. A larger one is scaled down.
+        precision: number format of the network's arithmetic. None means what `accelerate launch` says, else fp32.
+        compile: run the loss through torch.compile. The first steps take a minute, the others are faster.
         channels_last: keep images and convolutions in the memory format that GPUs prefer.
-        device: where to train. By default the GPU if there is one.
+        device: where to train. None means the GPU, if there is one.
         workers: processes that read data which is not held in memory.
-        evaluate_every: epochs from one evaluation on the held-out split to the next. 0: only at the end.
+        evaluate_every: epochs from one evaluation on the held-out split to the next. 0 means only at the end.
         refresh_batchnorm: recompute BatchNorm's statistics under the posterior at the end.
-        checkpoint_minutes: time from one checkpoint to the next.
-        checkpoint_steps: steps from one checkpoint to the next, in addition.
+        checkpoint_minutes: minutes from one checkpoint to the next.
+        checkpoint_steps: steps from one checkpoint to the next, in addition to the minutes.
         keep: how many checkpoints to keep.
         log_every: steps from one log entry to the next.
-        seed: of all randomness: data order, augmentation, dropout and draws.
+        seed: number that all randomness follows from: first weights, data order, augmentation, dropout and draws.
     """
 
     epochs: int = 30

@@ -6,6 +6,7 @@ import platform
 import shlex
 import sys
 import tempfile
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,15 @@ import leanbayes
 from leanbayes.errors import FileFormatError, LeanBayesError
 
 # What may differ when a run is resumed: none of it changes the result.
+_PARTS = {
+    "status": str,
+    "config": dict,
+    "versions": dict,
+    "machine": dict,
+    "history": list,
+    "scores": dict,
+    "costs": dict,
+}
 _FREE = ("checkpoint_minutes", "checkpoint_steps", "device", "keep", "workers")
 
 
@@ -26,15 +36,14 @@ class Record:
         self.folder = folder
         self.values: dict[str, Any] = {
             "status": "running",
-            "config": config,
-            "command": shlex.join(["leanbayes" if Path(sys.argv[0]).stem in ("leanbayes", "__main__") else sys.argv[0],
-                                   *sys.argv[1:]]),
+            "config": json.loads(json.dumps(config)),  # as it will be read again: a tuple is a list
+            "command": _command(),
             "versions": versions(),
             "machine": machine(),
             "history": [],
             "scores": {},
             "costs": {},
-        }  # fmt: skip
+        }
 
     def write(self) -> None:
         """Replace `run.json`, atomically."""
@@ -48,7 +57,7 @@ class Record:
             name, before, now = difference
             raise LeanBayesError(
                 f"{self.folder} holds a run with {name}={before!r}, and this one has {now!r}: "
-                "choose another folder, or overwrite that run."
+                "choose another folder, or overwrite that run (--overwrite)."
             )
 
 
@@ -59,10 +68,12 @@ def read_record(folder: str | os.PathLike[str]) -> dict[str, Any]:
         raise LeanBayesError(f"There is no run in {folder} (it has no run.json): check the path.")
     try:
         values = json.loads(path.read_text())
-        if not isinstance(values["config"], dict) or not isinstance(values["history"], list):
-            raise TypeError("its parts are of other types")
+        for name, kind in _PARTS.items():
+            if not isinstance(values[name], kind):
+                raise TypeError(f"{name} is of another type")
     except (json.JSONDecodeError, UnicodeDecodeError, KeyError, TypeError) as error:
-        raise FileFormatError(f"{path} is damaged ({error}): remove the run's folder and train again.") from None
+        reason = f"it has no {error}" if isinstance(error, KeyError) else error
+        raise FileFormatError(f"{path} is damaged ({reason}): remove the run's folder and train again.") from None
     return values
 
 
@@ -87,6 +98,25 @@ def write_json(path: Path, values: Any) -> None:
         ) from None
 
 
+def _command() -> str:
+    """Return the command of this process, without the folders of its machine."""
+    program = Path(sys.argv[0])
+    name = "leanbayes" if program.stem in ("leanbayes", "__main__") else program.name
+    return shlex.join([name, *without_places(sys.argv[1:])])
+
+
+def without_places(words: Sequence[str]) -> list[str]:
+    """Leave out the flags that name folders and files of one's own machine."""
+    kept, skip = [], False
+    for word in words:
+        name, equals, _ = word.partition("=")
+        place = name in ("--root", "--out", "--json")
+        if not skip and not place:
+            kept.append(word)
+        skip = place and not equals
+    return kept
+
+
 def versions() -> dict[str, str]:
     """Return the versions of what a result depends on."""
     return {
@@ -109,11 +139,11 @@ def machine() -> dict[str, Any]:
     }
 
 
-def _difference(old: Any, new: Any, name: str = "config") -> tuple[str, Any, Any] | None:
+def _difference(old: Any, new: Any, name: str = "") -> tuple[str, Any, Any] | None:
     """Find the first setting in which two configurations differ."""
     if isinstance(old, dict) and isinstance(new, dict):
         for key in sorted({*old, *new} - set(_FREE)):
-            found = _difference(old.get(key), new.get(key), key)
+            found = _difference(old.get(key), new.get(key), f"{name}.{key}".lstrip("."))
             if found:
                 return found
         return None
