@@ -13,8 +13,8 @@ PIP_INSTALL := -m pip install --quiet --disable-pip-version-check -c constraints
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1\t/' | expand -t 14
 
-demo: $(VENV)/.stamp ## train a small Bayesian network on handwritten digits
-	$(BIN)/python examples/digits.py
+demo: $(VENV)/.stamp ## train every method on handwritten digits, and compare quality and cost
+	OMP_WAIT_POLICY=passive $(BIN)/leanbayes compare --overwrite
 
 test: $(VENV)/.stamp ## run the tests
 	$(ONE_THREAD) $(BIN)/python -m pytest -n logical
@@ -35,8 +35,10 @@ format: $(VENV)/.stamp ## put all code in the one format
 bench: $(VENV)/.stamp ## measure a training step beside the deterministic network's
 	$(BIN)/python benchmarks/step.py
 
-experiments: $(VENV)/.stamp ## run the long experiments
-	$(BIN)/python -m pytest -m slow
+experiments: $(VENV)/.stamp ## run the long experiments (needs LEANBAYES_DATA and a GPU), and write docs/results.md
+	for file in experiments/*.yaml; do \
+	  $(BIN)/leanbayes compare --config $$file --json experiments/results/$$(basename $$file .yaml).json || exit 1; done
+	$(BIN)/python experiments/tables.py
 
 clean: ## remove the environments, caches and build outputs
 	rm -rf $(VENV) $(MODELS_VENV) build dist .hypothesis .mypy_cache .pytest_cache .ruff_cache
@@ -46,7 +48,7 @@ clean: ## remove the environments, caches and build outputs
 $(VENV)/.stamp: pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python $(PIP_INSTALL) torch
-	$(BIN)/python $(PIP_INSTALL) -e '.[train,data,dev]'
+	$(BIN)/python $(PIP_INSTALL) -e '.[cli,dev]'
 	touch $@
 
 # torchvision and timm go in without what they ask for: their torch would be another build than ours.

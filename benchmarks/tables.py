@@ -4,6 +4,7 @@ python benchmarks/tables.py
 """
 
 import json
+import statistics
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +32,13 @@ The GPU rows of `flipout` are from before its perturbation and KL shared one pas
 after.
 
 {gpu}
+
+## A whole epoch on a GPU
+
+`lb.fit` on random images of CIFAR-10's size and number, by the recipe of experiments/cifar10_resnet18.yaml: data,
+augmentation, both optimisers and logging included. The two take turns epoch by epoch.
+
+{epoch}
 
 ## A training step on a CPU
 
@@ -66,6 +74,24 @@ def steps(*names: str) -> str:
     return "\n\n".join(parts)
 
 
+def epoch() -> str:
+    """The table of epoch.py."""
+    record = load("epoch-resnet18")
+    gpu, torch = record["machine"]["gpus"][0], record["versions"]["torch"]
+    lines = [
+        f"`{record['command']}`: {gpu}, torch {torch}, bf16, compiled\n",
+        "| method | s an epoch (range) |",
+        "|---|---|",
+    ]
+    for name, seconds in record["epoch_seconds"].items():
+        middle = statistics.median(seconds)
+        lines.append(f"| {name} | {middle:.2f} ({min(seconds):.2f} to {max(seconds):.2f}) |")
+    pairs = len(record["epoch_seconds"]["mean-field"])
+    return "\n".join(
+        [*lines, f"\nMean-field takes {record['ratio']:.2f} times as long: the median over {pairs} pairs."]
+    )
+
+
 def moved() -> str:
     """The table of moved.py."""
     record = load("moved")
@@ -77,5 +103,5 @@ def moved() -> str:
 
 
 if __name__ == "__main__":
-    page = PAGE.format(gpu=steps("step-resnet18", "step-mlp"), cpu=steps("step-cpu"), moved=moved())
+    page = PAGE.format(gpu=steps("step-resnet18", "step-mlp"), cpu=steps("step-cpu"), moved=moved(), epoch=epoch())
     (HERE.parent / "docs" / "benchmarks.md").write_text(page)

@@ -100,6 +100,8 @@ class Run:
             return bnn
         self.steps_done = state["steps_done"] if state else 0
         self.clock = Clock(self.accelerator.device, state["seconds"] if state else 0.0)
+        if self.accelerator.device.type == "cuda":
+            torch.cuda.reset_peak_memory_stats(self.accelerator.device)
         first = self.accelerator.is_main_process
         tensorboard = self.folder / "tensorboard" if self.folder is not None and first else None
         name = type(self.method).__name__
