@@ -131,9 +131,9 @@ def test_keep_mask_has_the_right_mean_and_share_of_zeros(rate: float, dtype: tor
     assert abs(mask.double().mean().item() - 1) < 4 * error / (1 - rate) + (5e-3 if dtype == torch.bfloat16 else 0)
 
 
-def test_fold_in_gives_each_part_noise_of_its_own() -> None:
+def test_each_chunk_has_noise_of_its_own() -> None:
     key, like = noise.make_key(7, 3), torch.empty(10_000)
-    draws = torch.stack([noise.normal(like, noise.fold_in(key, number)) for number in range(4)])
+    draws = torch.stack([noise.normal(like, noise.of_chunk(key, number)) for number in range(4)])
     assert torch.equal(draws[0], noise.normal(like, key))
     assert (torch.corrcoef(draws) - torch.eye(4)).abs().max() < 5 / 100
 

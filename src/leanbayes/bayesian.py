@@ -162,7 +162,7 @@ class BayesianModel(nn.Module):
         elif generator is not None:
             key = noise.key_from(generator, self.device)
         else:
-            key = self.noise.next()
+            key = self.noise.next(number)
         return Draw(key, number, with_kl)
 
     def _dtypes(self) -> list[torch.dtype]:

@@ -56,6 +56,8 @@ def _fits(value: Any, hint: Any) -> bool:
         return value in typing.get_args(hint)
     if typing.get_origin(hint) in (typing.Union, types.UnionType):
         return any(_fits(value, part) for part in typing.get_args(hint))
+    if hint is Any:
+        return True
     if hint not in _KINDS:
         return not isinstance(value, Mapping) or isinstance(value, typing.get_origin(hint) or hint)
     return isinstance(value, _KINDS[hint][1]) and (hint is bool or not isinstance(value, bool))

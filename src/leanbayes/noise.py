@@ -23,9 +23,17 @@ def key_from(generator: torch.Generator, device: torch.device) -> Tensor:
     return torch.randint(2**62, (2,), generator=generator, device=generator.device).to(device)
 
 
-def fold_in(key: Tensor, number: int) -> Tensor:
-    """Make a key for part `number` of what `key` draws (a chunk of a batch, a member)."""
-    return key + torch.tensor([number << 40, 0], dtype=torch.int64, device=key.device) if number else key
+_CHUNK, _DRAW = 1 << 40, 0x1E3779B97F4A7C15  # far apart, so that part i of one kind is not part j of the other
+
+
+def of_chunk(key: Tensor, number: int) -> Tensor:
+    """Make a key for one chunk of a batch that a draw is made for."""
+    return _fold_in(key, number * _CHUNK)
+
+
+def _fold_in(key: Tensor, offset: int) -> Tensor:
+    wrapped = (offset + (1 << 63)) % (1 << 64) - (1 << 63)
+    return key + torch.tensor([wrapped, 0], dtype=torch.int64, device=key.device) if offset else key
 
 
 class NoiseStream(nn.Module):
@@ -37,10 +45,15 @@ class NoiseStream(nn.Module):
         super().__init__()
         self.register_buffer("state", make_key(seed))
 
-    def next(self) -> Tensor:
-        """Return the next key, and advance."""
-        key = self.state.clone()
-        self.state[1] += 1
+    def next(self, number: int = 0) -> Tensor:
+        """Return the next key, and advance; for `number` > 0, a further key that belongs to the last one.
+
+        So a loss of several draws takes one index, and its noise does not depend on how many processes there are.
+        """
+        if number == 0:
+            self.state[1] += 1
+        key = _fold_in(self.state, number * _DRAW).clone()
+        key[1] -= 1
         if torch.distributed.is_available() and torch.distributed.is_initialized():
             key[1] = key[1] * torch.distributed.get_world_size() + torch.distributed.get_rank()
         return key

@@ -232,7 +232,7 @@ def _one_draw(bnn: "BayesianModel", x: Any, draw: "Draw", rows: int, step: int) 
     starts = range(0, rows, step)
     chunks = (_cut(x, rows, start, start + step) for start in starts)
     if bnn.noise_per_example:  # each chunk has noise of its own
-        keys = (noise.fold_in(draw.key, number) for number in range(len(starts)))
+        keys = (noise.of_chunk(draw.key, number) for number in range(len(starts)))
         passes = zip(chunks, keys, strict=True)
         outputs = [output_tensor(call_with(bnn, chunk, _draw=draw._replace(key=key))) for chunk, key in passes]
     else:  # the draw is made once, and serves all chunks

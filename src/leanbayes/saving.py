@@ -199,6 +199,11 @@ def _header(file: Any, path: str | os.PathLike[str]) -> dict[str, Any]:
 @torch.no_grad()
 def _load_tensors(bnn: BayesianModel, tensors: dict[str, Tensor], path: str | os.PathLike[str]) -> None:
     """Copy every tensor into its place, bit by bit: parameters first take the dtype of the file."""
+    if bnn.posterior.sizes_vary:
+        for name, tensor in [*bnn.posterior.named_parameters(), *bnn.posterior.named_buffers()]:
+            saved = tensors.get(f"posterior.{name}")
+            if saved is not None and saved.shape != tensor.shape:
+                tensor.data = tensor.new_empty(saved.shape)
     state = bnn.state_dict()
     for name in [*state, *tensors]:
         if name not in tensors:

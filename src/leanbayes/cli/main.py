@@ -11,6 +11,8 @@ import warnings
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
+import torch
+
 import leanbayes
 from leanbayes.errors import LeanBayesError, RuleMismatchWarning
 from leanbayes.methods import METHODS
@@ -51,6 +53,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return _complain(f"This needs {error.name}, which is not installed: pip install 'leanbayes[cli]'.", 1)
     except SystemExit as leaving:  # the parser has told what was wrong, or shown its help
         return leaving.code if isinstance(leaving.code, int) else 0 if leaving.code is None else 2
+    finally:
+        if torch.distributed.is_available() and torch.distributed.is_initialized():
+            torch.distributed.destroy_process_group()
 
 
 def _run(words: list[str]) -> int:

@@ -4,7 +4,7 @@ import dataclasses
 import os
 import sys
 import typing
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, TypeVar
@@ -78,10 +78,10 @@ def _help(value: Any, name: str) -> str | None:
 def parse(
     kind: type[T], words: list[str], prog: str, default: T | None = None, file_settings: Mapping[str, Any] | None = None
 ) -> T:
-    """Read flags into a dataclass, with the settings of a config file before them."""
-    flags = as_flags(file_settings or {})
+    """Read flags into a dataclass, and with them the settings of a config file that no flag is given for."""
+    flags = _as_flags(file_settings or {}, {_bare(word) for word in words if word.startswith("--")})
     try:
-        read: Any = tyro.cli(kind, args=[*flags, *words], prog=f"leanbayes {prog}", default=default, registry=REGISTRY)
+        read: Any = tyro.cli(kind, args=[*words, *flags], prog=f"leanbayes {prog}", default=default, registry=REGISTRY)
     except SystemExit as leaving:
         if leaving.code and flags:
             print(f"The settings of {_flag(words, 'config')} are read as flags: {' '.join(flags)}", file=sys.stderr)
@@ -92,7 +92,8 @@ def parse(
 def with_preset(words: list[str], settings: Mapping[str, Any]) -> tuple[Task, Recipe]:
     """Return the settings that suit the data, which flags or else a config file name."""
     data = str(_flag(words, "data") or settings.get("data") or Task.data)
-    suited = preset(data, _flag(words, "root") or settings.get("root"))
+    root = _flag(words, "root") or settings.get("root")
+    suited = preset(data, None if root is None else str(root))
     own = {field.name for field in dataclasses.fields(Task)}
     task = {name: value for name, value in suited.items() if name in own}
     recipe = {name: value for name, value in suited.items() if name not in own}
@@ -136,22 +137,37 @@ def read_config(path: Path) -> dict[str, Any]:
     return values
 
 
-def as_flags(settings: Mapping[str, Any], prefix: str = "") -> list[str]:
+def _as_flags(settings: Mapping[str, Any], given: set[str], prefix: str = "") -> list[str]:
     """Write settings as flags, so that those of a file are read and checked as those of the command line are."""
-    return [word for name, value in settings.items() for word in _as_flag(f"{prefix}{name}".replace("_", "-"), value)]
+    flags = []
+    for key, value in settings.items():
+        name = f"{prefix}{key}".replace("_", "-")
+        if isinstance(value, Mapping) and name != "model-options":
+            flags += _as_flags(value, given, f"{name}.")
+        elif name not in given:
+            flags += _as_flag(name, value)
+    return flags
 
 
-def _as_flag(name: str, value: Any) -> Iterator[str]:
+def _as_flag(name: str, value: Any) -> list[str]:
+    if isinstance(value, bool):
+        outer, dot, last = name.rpartition(".")
+        return [f"--{outer}{dot}{'' if value else 'no-'}{last}"]
     if name == "model-options" and isinstance(value, Mapping):
         value = [f"{key}={item}" for key, item in value.items()]
-    if isinstance(value, Mapping):
-        yield from as_flags(value, f"{name}.")
-    elif isinstance(value, bool):
-        outer, dot, last = name.rpartition(".")
-        yield f"--{outer}{dot}{'' if value else 'no-'}{last}"
-    else:
-        yield f"--{name}"
-        yield from (str(item) for item in (value if isinstance(value, (list, tuple)) else [value]))
+    if isinstance(value, str):
+        return [f"--{name}={value}"]  # in one word, so that a switch does not leave it over as one of the methods
+    if not isinstance(value, (list, tuple)):
+        return [f"--{name}", str(value)]
+    if name not in ("model-options", "resize"):
+        raise LeanBayesError(f"`{name}` in the config file must be one value, not the list {value}.")
+    return [f"--{name}", *(str(item) for item in value)]
+
+
+def _bare(flag: str) -> str:
+    """Return the name of a flag, whether it switches something on or off."""
+    outer, dot, last = flag.removeprefix("--").partition("=")[0].replace("_", "-").rpartition(".")
+    return f"{outer}{dot}{last.removeprefix('no-')}"
 
 
 def is_first_process() -> bool:

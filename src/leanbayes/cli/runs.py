@@ -1,5 +1,6 @@
 """From the settings of a task to its data and network, and from a run's folder back to them."""
 
+import contextlib
 import dataclasses
 from dataclasses import dataclass
 from pathlib import Path
@@ -52,9 +53,12 @@ def _option(text: str) -> tuple[str, Any]:
     try:
         if not equals:
             raise ValueError
-        return name.replace("-", "_"), yaml.safe_load(value)
+        read = yaml.safe_load(value)
     except (ValueError, yaml.YAMLError):
         raise LeanBayesError(f"The model option {text!r} cannot be read: write it as NAME=VALUE.") from None
+    with contextlib.suppress(TypeError, ValueError):  # yaml takes 1e-3 for a text
+        read = float(read) if isinstance(read, str) else read
+    return name.replace("-", "_"), read
 
 
 def method_name(method: Method) -> str:

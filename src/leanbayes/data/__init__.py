@@ -4,6 +4,7 @@ from leanbayes.data.base import ArrayDataset, Data
 from leanbayes.data.batches import Batches
 from leanbayes.data.pictures import read_image
 from leanbayes.data.registry import NAMES, load, read_images, task_of
+from leanbayes.data.streaming import fingerprint
 from leanbayes.data.transforms import Augment, Normalise
 from leanbayes.data.wrapping import from_datasets
 
@@ -14,6 +15,7 @@ __all__ = [
     "Batches",
     "Data",
     "Normalise",
+    "fingerprint",
     "from_datasets",
     "load",
     "read_image",

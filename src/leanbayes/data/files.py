@@ -37,7 +37,7 @@ def find(name: str, root: Root, candidates: Iterable[str]) -> Path:
             return folder / candidate
     plain = " or ".join(dict.fromkeys(candidate.removesuffix(".gz") for candidate in names))
     packed = ", packed as .gz or not" if any(candidate.endswith(".gz") for candidate in names) else ""
-    raise LeanBayesError(f"{name} was not found in {folder}: put {plain} there{packed}, or give another root.")
+    raise LeanBayesError(f"{name} was not found in {folder}: put {plain} there{packed}, or give another root (--root).")
 
 
 def damaged(path: Path, what: object) -> FileFormatError:

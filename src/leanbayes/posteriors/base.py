@@ -14,6 +14,8 @@ class Posterior(nn.Module):
     All tensors have `layout.numel` entries, and all noise comes from the key.
     """
 
+    sizes_vary: bool = False  # whether its tensors may have other lengths in a file than a new one has
+
     def __init__(self, layout: Layout) -> None:
         super().__init__()
         self.layout = layout

@@ -2,6 +2,7 @@
 
 import contextlib
 import os
+import pickle
 import shutil
 from pathlib import Path
 from typing import Any
@@ -30,6 +31,11 @@ class Checkpoints:
         """Return the newest one, if there is any."""
         return next(reversed(self.all()), None)
 
+    def clean(self) -> None:
+        """Remove what a process that was killed has left half written or half deleted."""
+        for leftover in self.folder.glob(f"*{_PART}"):
+            shutil.rmtree(leftover, ignore_errors=True)
+
     def save(self, step: int, bnn: BayesianModel, state: dict[str, Any]) -> None:
         """Write one and drop the oldest; whatever goes wrong, those that were there stay as they are."""
         target = self.folder / f"step-{step:09d}"
@@ -38,8 +44,7 @@ class Checkpoints:
             return
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
-            for leftover in self.folder.glob(f"*{_PART}"):  # of a process that was killed while it wrote
-                shutil.rmtree(leftover, ignore_errors=True)
+            shutil.rmtree(part, ignore_errors=True)
             part.mkdir()
             bnn.save(part / _MODEL)
             with open(part / _STATE, "wb") as file:
@@ -59,16 +64,19 @@ class Checkpoints:
                 f"another folder; {older}."
             ) from None
         for old in self.all()[: -self.keep]:
-            shutil.rmtree(old, ignore_errors=True)
+            going = old.with_suffix(_PART)  # so that half a checkpoint never has the name of a whole one
+            os.rename(old, going)
+            shutil.rmtree(going, ignore_errors=True)
 
     def load(self, path: Path, network: nn.Module) -> tuple[BayesianModel, dict[str, Any]]:
         """Read one; `network` is of the same architecture."""
         try:
             bnn = load(path / _MODEL, network)
             state = torch.load(path / _STATE, map_location="cpu", weights_only=True)
-        except (OSError, RuntimeError, EOFError, FileFormatError, ValueError) as error:
+        except (OSError, RuntimeError, EOFError, ValueError, pickle.UnpicklingError) as error:
+            reason = (str(error).splitlines() or [type(error).__name__])[0].rstrip(".")
             raise FileFormatError(
-                f"The checkpoint {path} cannot be read ({str(error).rstrip('.')}): delete that folder to go on from "
+                f"The checkpoint {path} cannot be read ({reason}): delete that folder to go on from "
                 "the one before it, or from the start."
             ) from None
         return bnn, state

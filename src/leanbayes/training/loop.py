@@ -32,7 +32,7 @@ class Loop:
         for optimiser in training.optimisers:
             for group in optimiser.param_groups:
                 group["full_lr"] = group["lr"]
-        self._model, *self._optimisers = self._accelerator.prepare(training.model, *training.optimisers)
+        self._model = self._accelerator.prepare(training.model)
         device = self._accelerator.device
         self._temperature = torch.zeros((), device=device)  # a tensor, so that a compiled loss need not be made anew
         self._loss = torch.compile(self._plain_loss) if recipe.compile else self._plain_loss
@@ -103,16 +103,26 @@ class Loop:
                 with accelerator.autocast():
                     loss = self._loss_or_stop(x, y)
                 accelerator.backward(loss / recipe.accumulate)
-            self._loss_sum += loss.detach()
-            self._loss_count += 1
-        if recipe.clip is not None:
-            accelerator.clip_grad_norm_(self._model.parameters(), recipe.clip)
-        for optimiser in self._optimisers:
-            optimiser.step()
-            optimiser.zero_grad()
+            self._loss_sum += loss.detach() / recipe.accumulate
+        self._update()
+        self._loss_count += 1
         self._method.after_step(training)
         training.step += 1
         self._run.steps_done += 1
+
+    def _update(self) -> None:
+        """Let the optimisers take a step; with fp16 both see gradients of one scale, or neither steps."""
+        training, scaler = self._training, self._accelerator.scaler
+        if self._recipe.clip is not None:
+            for optimiser in training.optimisers if scaler is not None else ():
+                scaler.unscale_(optimiser)
+            torch.nn.utils.clip_grad_norm_(training.model.parameters(), self._recipe.clip)
+        for optimiser in training.optimisers:
+            optimiser.step() if scaler is None else scaler.step(optimiser)
+        if scaler is not None:
+            scaler.update()
+        for optimiser in training.optimisers:
+            optimiser.zero_grad()
 
     def _loss_or_stop(self, x: Any, y: Tensor) -> Tensor:
         try:
@@ -124,7 +134,11 @@ class Loop:
         minutes, steps = self._recipe.checkpoint_minutes, self._recipe.checkpoint_steps
         if steps is not None and self._run.steps_done % steps == 0:
             return True
-        return time.monotonic() - self._last_checkpoint > 60 * minutes
+        late = time.monotonic() - self._last_checkpoint > 60 * minutes
+        if self._accelerator.num_processes == 1:
+            return late
+        # All processes must agree, which they do when they have come together for a log entry.
+        return self._loss_count == 0 and self._run.average(self._loss_sum.new_tensor(late)).item() > 0
 
     def _end_of_epoch(self, epoch: int, begun: float | None) -> None:
         """Score on the held-out split; `begun` is when the epoch began, if it was a whole one."""
@@ -136,7 +150,6 @@ class Loop:
         if every and epoch % every == 0 and epoch < self._run.recipe.epochs:  # the last is scored when all is done
             with self._clock.stopped():
                 entry["validation"] = self._run.evaluate(self._training.model, samples=1)
-                self._training.model.train()
             self._run.progress.log(entry["validation"], "validation")
         self._log(entry)
         costs["train_seconds"] = self._clock.read()
@@ -169,14 +182,16 @@ class Loop:
         history.append({"step": run.steps_done, "seconds": seconds, **values, **entry})
 
     def _checkpoint(self) -> None:
+        """Write a checkpoint; all processes come together for it."""
         if self._run.checkpoints is None:
             return
         with self._clock.stopped():
-            if not self._loss_sum.isfinite():
+            loss_sum = self._run.average(self._loss_sum).item()
+            if not math.isfinite(loss_sum):
                 raise self._run.stopped(f"The loss is NaN or infinite: {_REMEDY}")
             scaler = self._accelerator.scaler
             state = {
-                "loss_sum": self._loss_sum.item(),
+                "loss_sum": loss_sum,
                 "loss_count": self._loss_count,
                 "scaler": None if scaler is None else scaler.state_dict(),
             }

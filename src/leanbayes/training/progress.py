@@ -1,8 +1,9 @@
 """What a training shows: a bar in a terminal, plain lines elsewhere, and scalars for tensorboard."""
 
+import contextlib
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -44,21 +45,18 @@ class Progress:
         if self._tensorboard is not None:
             from torch.utils.tensorboard import SummaryWriter
 
-            try:
+            with self._told_clearly():
                 self._writer = SummaryWriter(str(self._tensorboard), purge_step=self._done + 1)
-            except OSError as error:
-                raise LeanBayesError(
-                    f"Cannot write to {self._tensorboard}: {error.strerror}; choose a folder that is writable."
-                ) from None
         if self._console is not None and self._console.is_terminal:
             from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
             from rich.progress import Progress as Bar
+            from rich.table import Column
 
             self._bar = Bar(
                 TextColumn("{task.description}"),
-                BarColumn(bar_width=20),
+                BarColumn(bar_width=10),
                 MofNCompleteColumn(),
-                TextColumn("{task.fields[values]}"),
+                TextColumn("{task.fields[values]}", table_column=Column(no_wrap=True)),  # one line, whatever the width
                 TimeRemainingColumn(compact=True),
                 console=self._console,
             )
@@ -72,7 +70,20 @@ class Progress:
         if self._bar is not None:
             self._bar.stop()
         if self._writer is not None:
-            self._writer.close()
+            with self._told_clearly(unless=error):
+                self._writer.close()
+
+    @contextlib.contextmanager
+    def _told_clearly(self, unless: BaseException | None = None) -> Iterator[None]:
+        """Tell in one sentence that tensorboard's file cannot be written, unless there is another error to tell."""
+        try:
+            yield
+        except OSError as error:
+            if unless is None:
+                raise LeanBayesError(
+                    f"Cannot write to {self._tensorboard} ({error.strerror}): make room there, or choose a folder that "
+                    "is writable; checkpoints are intact."
+                ) from None
 
     def stage(self, name: str) -> None:
         """Tell which part of the training begins."""
@@ -90,8 +101,9 @@ class Progress:
         """Take in new values: they are shown, and written for tensorboard."""
         self._values |= {name: value for name, value in values.items() if name in _IN_THE_BAR}
         if self._writer is not None:
-            for name, value in values.items():
-                self._writer.add_scalar(f"{prefix}/{name}", value, self._done)
+            with self._told_clearly():
+                for name, value in values.items():
+                    self._writer.add_scalar(f"{prefix}/{name}", value, self._done)
         if self._bar is not None:
             self._bar.update(self._task, values=self._text())
 

@@ -26,7 +26,7 @@ _PARTS = {
     "scores": dict,
     "costs": dict,
 }
-_FREE = ("checkpoint_minutes", "checkpoint_steps", "device", "keep", "workers")
+_FREE = ("accumulate", "checkpoint_minutes", "checkpoint_steps", "device", "keep", "workers")
 
 
 class Record:
@@ -51,8 +51,11 @@ class Record:
             write_json(self.folder / "run.json", self.values)
 
     def check_same(self, old: dict[str, Any]) -> None:
-        """Refuse to go on with a run that has other settings."""
-        difference = _difference(old.get("config", {}), self.values["config"])
+        """Refuse to go on with a run that has other settings; how a finished one was cut does not matter any more."""
+        new = dict(self.values["config"])
+        if old["status"] == "finished":
+            new["parts_of_a_batch"] = old["config"].get("parts_of_a_batch")
+        difference = _difference(old["config"], new)
         if difference:
             name, before, now = difference
             raise LeanBayesError(
@@ -142,7 +145,7 @@ def machine() -> dict[str, Any]:
 def _difference(old: Any, new: Any, name: str = "") -> tuple[str, Any, Any] | None:
     """Find the first setting in which two configurations differ."""
     if isinstance(old, dict) and isinstance(new, dict):
-        for key in sorted({*old, *new} - set(_FREE)):
+        for key in sorted({*old, *new} - set(_FREE), key=lambda key: (key != "type", key)):
             found = _difference(old.get(key), new.get(key), f"{name}.{key}".lstrip("."))
             if found:
                 return found

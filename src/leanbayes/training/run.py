@@ -7,6 +7,7 @@ uninterrupted one. A batch is cut into processes × accumulate parts; which proc
 
 import contextlib
 import copy
+import hashlib
 import shutil
 from collections.abc import Iterable, Sequence
 from itertools import islice, pairwise
@@ -19,7 +20,7 @@ from torch import Tensor, nn
 
 from leanbayes import config
 from leanbayes.bayesian import BayesianModel, bayesianize
-from leanbayes.data import Batches, Data
+from leanbayes.data import Batches, Data, fingerprint
 from leanbayes.errors import LeanBayesError
 from leanbayes.evaluation import evaluate
 from leanbayes.layout import Select
@@ -63,15 +64,33 @@ class Run:
         self.likelihood, self.select = likelihood or data.likelihood(), select
         self.folder = None if out is None else Path(out)
         self.checkpoints = None if self.folder is None else Checkpoints(self.folder / "checkpoints", recipe.keep)
-        settings = {"method": config.encode(method), "recipe": config.encode(recipe), "data": data.name, **notes}
-        self.record = Record(self.folder, settings)
         world, rank = accelerator.num_processes, accelerator.process_index
         parts = world * recipe.accumulate
+        self.record = Record(self.folder, {**self._identity(parts), **notes})
         self.batches = self._batches(data.train, True, parts=parts, mine=range(rank, parts, world))
         self.held_out = self._batches(data.validation, False, parts=world, mine=[rank])
         self.stages = _with_epochs(method.stages(), recipe.epochs)
         self.steps_done = 0  # of all stages
         self.steps = recipe.epochs * len(self.batches)
+
+    def _identity(self, parts: int) -> dict[str, Any]:
+        """Describe what a run is: two that differ in this are not one run that goes on."""
+        try:
+            method = config.encode(self.method)
+        except TypeError as error:
+            raise LeanBayesError(str(error)) from None
+        shapes = ((name, tuple(tensor.shape)) for name, tensor in self.network.state_dict().items())
+        chosen = self.select
+        return {
+            "method": method,
+            "recipe": config.encode(self.recipe),
+            "data": self.data.name,
+            "examples": fingerprint(self.data.train),
+            "network": hashlib.sha256(repr(sorted(shapes)).encode()).hexdigest()[:16],
+            "likelihood": config.encode(self.likelihood),
+            "select": getattr(chosen, "__qualname__", None) or (None if chosen is None else repr(chosen)),
+            "parts_of_a_batch": parts,  # processes × accumulate
+        }
 
     def _batches(self, dataset: Any, train: bool, augment: bool = True, **share: Any) -> Batches:
         return Batches(
@@ -106,18 +125,16 @@ class Run:
         tensorboard = self.folder / "tensorboard" if self.folder is not None and first else None
         name = type(self.method).__name__
         alone = self.folder is not None and self.accelerator.num_processes == 1
-        with (
-            StopSignals(active=alone) as self.stop,
-            Progress(name, self.steps, shown, tensorboard, self.steps_done) as self.progress,
-        ):
+        with Progress(name, self.steps, shown, tensorboard, self.steps_done) as self.progress:
             where = f" in {self.folder}" if self.folder is not None else ""
             begin = f"going on from step {self.steps_done} of {self.steps}" if state else f"{self.steps} steps"
             self.progress.say(f"{name} on {self.data.name}: {self.batches.examples:,} examples, {begin}{where}")
             self._write_record()
             try:
-                for number in range(state["stage"] if state else 0, len(self.stages)):
-                    bnn = self._train_stage(number, bnn, state)
-                    state = None
+                with StopSignals(active=alone) as self.stop:
+                    for number in range(state["stage"] if state else 0, len(self.stages)):
+                        bnn = self._train_stage(number, bnn, state)
+                        state = None
                 assert bnn is not None
                 return self._finish(bnn)
             except LeanBayesError as error:
@@ -150,6 +167,10 @@ class Run:
                 # The counter of draws counts those of one process.
                 bnn.noise.state[1] = bnn.noise.state[1] * state["processes"] // self.accelerator.num_processes
         self.accelerator.wait_for_everyone()  # nobody writes before all have read
+        if self.folder is not None and self.checkpoints is not None and self.accelerator.is_main_process:
+            for leftover in self.folder.glob("*.part"):  # of a process that was killed while it wrote
+                leftover.unlink(missing_ok=True)
+            self.checkpoints.clean()
         return bnn, state
 
     def _train_stage(self, number: int, bnn: BayesianModel | None, state: dict[str, Any] | None) -> BayesianModel:
@@ -162,9 +183,10 @@ class Run:
         training = Training(bnn, steps, self.batches.examples, self.plain_batches, average=self.average)
         if state is None:
             stage.method.start(training)
+            bnn = training.model.to(self.accelerator.device).train()  # which it may have replaced
         else:
             training.step = state["step"]
-        recipe = self.recipe.changed(stage.settings)
+        recipe = _of_stage(self.recipe, stage)
         training.optimisers = recipe.optimisers(bnn)
         self.progress.stage(type(stage.method).__name__)
         Loop(self, number, recipe, stage.method, training, state).run()
@@ -247,6 +269,17 @@ class Run:
     def _write_record(self) -> None:
         if self.accelerator.is_main_process:
             self.record.write()
+
+
+_FIXED = ("accumulate", "batch_size", "channels_last", "device", "epochs", "precision", "seed", "workers")
+
+
+def _of_stage(recipe: Recipe, stage: Stage) -> Recipe:
+    """Change the recipe for a stage, save for what holds for the whole run."""
+    for name in stage.settings:
+        if name in _FIXED:
+            raise LeanBayesError(f"{name} holds for a whole training: leave it out of the settings of a stage.")
+    return recipe.changed(stage.settings)
 
 
 def _with_epochs(stages: Sequence[Stage], epochs: int) -> list[tuple[Stage, int]]:

@@ -1,0 +1,521 @@
+"""One call of fit: it learns, leaves everything of the user's alone, and does what its settings say."""
+
+import copy
+import functools
+import random
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from networks import seeded
+from torch import Tensor, nn
+from torch._dynamo.testing import CompileCounterWithBackend
+from torch.utils.data import Dataset, TensorDataset
+from training_cases import (
+    Jittered,
+    Staged,
+    assert_equal_models,
+    clusters,
+    conv,
+    curve,
+    expect,
+    mlp,
+    models_equal,
+    pictures,
+    task,
+)
+
+import leanbayes as lb
+from leanbayes.config import configurable
+from leanbayes.data import Batches, Data, from_datasets, load
+from leanbayes.evaluation import evaluate
+from leanbayes.methods import METHODS
+from leanbayes.training import Recipe, fit, read_record
+
+SETTINGS: dict[str, Any] = {"epochs": 2, "batch_size": 32, "device": "cpu", "progress": False}
+
+
+def train(
+    network: nn.Module | None = None, method: lb.Method | None = None, data: Any = None, **settings: Any
+) -> lb.BayesianModel:
+    """Train a small network on a small task, without showing anything."""
+    network = mlp() if network is None else network
+    data = task(clusters()) if data is None else data
+    return fit(network, method or lb.MeanField(), data, **{**SETTINGS, **settings})
+
+
+def weights(bnn: lb.BayesianModel) -> Tensor:
+    return torch.cat([p.detach().flatten() for p in bnn.parameters()])
+
+
+# -- it learns --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_every_method_learns(name: str, tmp_path: Path) -> None:
+    bnn = train(method=METHODS[name], out=tmp_path, epochs=12, lr=1e-2)
+    record = read_record(tmp_path)
+    losses = [entry["loss"] for entry in record["history"]]
+    assert losses[-1] < 0.5 * losses[0]
+    assert record["scores"]["validation"]["accuracy"] > 0.8  # chance is 1/3
+    assert record["status"] == "finished"
+    assert not bnn.training
+    assert type(bnn.method) is type(METHODS[name])
+
+
+def test_the_spreads_move(tmp_path: Path) -> None:
+    bnn = train(out=tmp_path, epochs=4)
+    first = lb.bayesianize(mlp(), lb.MeanField()).posterior.variance()
+    assert (bnn.posterior.variance() / first - 1).abs().median() > 0.05
+    sigmas = [entry["sigma"] for entry in read_record(tmp_path)["history"]]
+    assert len(set(sigmas)) == 4
+    assert sigmas[-1] == pytest.approx(bnn.posterior.variance().sqrt().mean().item())
+    assert read_record(tmp_path)["history"][-1]["kl"] == pytest.approx(bnn.kl().item())
+
+
+def test_a_data_set_by_its_name(tmp_path: Path) -> None:
+    from leanbayes.models import build
+
+    fit(build("mlp", (1, 8, 8), 10, seed=0), lb.MeanField(), "digits", out=tmp_path, **{**SETTINGS, "lr": 1e-2})
+    record = read_record(tmp_path)
+    assert record["config"]["data"] == "digits"
+    assert record["scores"]["validation"]["accuracy"] > 0.8
+
+
+def test_a_torch_data_set_has_a_tenth_held_out(tmp_path: Path) -> None:
+    data = clusters(200)
+    first = train(data=data, out=tmp_path / "1")
+    second = train(data=from_datasets(data), out=tmp_path / "2")
+    assert_equal_models(first, second)
+    held_out = from_datasets(data).validation
+    assert len(held_out) == 20  # type: ignore[arg-type]
+    expected = evaluate(first, Batches(held_out, 32, shuffle=False).epoch(), seed=0)
+    assert read_record(tmp_path / "1")["scores"]["validation"] == pytest.approx(expected)
+
+
+class Raising(Dataset[Any]):
+    """A test split, which no training may look at."""
+
+    def __len__(self) -> int:
+        return 10
+
+    def __getitem__(self, index: int) -> Any:
+        raise AssertionError("the test split was read")
+
+
+def test_the_test_split_is_never_read(tmp_path: Path) -> None:
+    data = task(clusters())
+    train(data=from_datasets(data.train, data.validation, Raising()), out=tmp_path)
+    assert read_record(tmp_path)["status"] == "finished"
+
+
+def test_scores_are_of_the_held_out_split(tmp_path: Path) -> None:
+    data = task(clusters())
+    x, y = data.validation[:]
+    wrong = from_datasets(data.train, TensorDataset(x, (y + 1) % 3))
+    train(data=wrong, out=tmp_path, epochs=8, lr=1e-2)
+    assert read_record(tmp_path)["scores"]["validation"]["accuracy"] < 0.2
+
+
+# -- it leaves things alone -------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("data", [task(pictures()), Jittered(pictures())], ids=["in memory", "streamed"])
+@pytest.mark.parametrize("method", [lb.MeanField(), lb.Ensemble(2), lb.MCDropout()], ids=lambda m: type(m).__name__)
+def test_the_network_and_the_random_states_of_the_user_are_left_alone(method: lb.Method, data: Any) -> None:
+    network = conv().eval()
+    before = copy.deepcopy(network)
+    states = torch.get_rng_state(), np.random.get_state()[1].copy(), random.getstate()  # type: ignore[index]
+    data = from_datasets(data, outputs=4) if isinstance(data, Jittered) else data
+    train(network, method, data, epochs=1, channels_last=True)
+    assert_equal_models(network, before)
+    assert [p.stride() for p in network.parameters()] == [p.stride() for p in before.parameters()]
+    assert all(p.grad is None and p.requires_grad for p in network.parameters())
+    assert not network.training
+    assert vars(network).keys() == vars(before).keys()
+    assert torch.equal(torch.get_rng_state(), states[0])
+    assert np.array_equal(np.random.get_state()[1], states[1])  # type: ignore[index]
+    assert random.getstate() == states[2]
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_the_seed_is_all_that_a_result_depends_on(name: str) -> None:
+    first = train(conv(), METHODS[name], task(pictures(), augment=True), epochs=1)
+    torch.manual_seed(5)
+    again = train(conv(), METHODS[name], task(pictures(), augment=True), epochs=1)
+    assert_equal_models(first, again)
+    other = train(conv(), METHODS[name], task(pictures(), augment=True), epochs=1, seed=1)
+    assert not models_equal(first, other)
+    # The draws follow it, and not only the order of the data.
+    assert [int(bnn.noise.state[0]) for bnn in (first, other)] == [0, 1]
+
+
+def test_the_dropout_of_the_network_is_on_and_differs_from_step_to_step() -> None:
+    class Spy(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = nn.Linear(6, 3)
+
+        def forward(self, x: Tensor) -> Tensor:
+            if self.training:
+                masks.append(F.dropout(torch.ones(30), 0.5, self.training))
+            return self.layer(x)
+
+    masks: list[Tensor] = []
+    train(Spy(), lb.Deterministic(), epochs=2, accumulate=2)
+    assert len(masks) == 2 * 2 * 4
+    assert len({tuple(mask.tolist()) for mask in masks}) == len(masks)
+
+
+# -- settings ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("optimiser", ["sgd", "adamw"])
+def test_training_is_what_a_loop_in_plain_torch_does(optimiser: str) -> None:
+    data, recipe = task(clusters()), Recipe(epochs=3, lr=0.02, weight_decay=0.1, warmup=0.2)
+    bnn = train(mlp(), lb.Deterministic(), data, epochs=3, lr=0.02, weight_decay=0.1, warmup=0.2, optimiser=optimiser)
+    network, batches = mlp(), Batches(data.train, 32, seed=0)
+    made: torch.optim.Optimizer
+    if optimiser == "sgd":
+        made = torch.optim.SGD(network.parameters(), lr=0.02, momentum=0.9, nesterov=True, weight_decay=0.1)
+    else:
+        made = torch.optim.AdamW(network.parameters(), lr=0.02, weight_decay=0.1)
+    step, steps = 0, 3 * len(batches)
+    for epoch in range(3):
+        for x, y in batches.epoch(epoch):
+            made.param_groups[0]["lr"] = 0.02 * recipe.lr_factor(step, steps)
+            made.zero_grad()
+            F.cross_entropy(network(x), y).backward()
+            made.step()
+            step += 1
+    assert step == 12
+    for mine, theirs in zip(bnn.to_deterministic().parameters(), network.parameters(), strict=True):
+        torch.testing.assert_close(mine, theirs)
+
+
+def test_mean_field_is_trained_as_a_loop_of_ones_own_would() -> None:
+    settings: dict[str, Any] = {"lr": 0.01, "scale_lr": 0.05, "weight_decay": 0, "warmup": 0, "temperature": 0.5}
+    data = task(clusters())
+    found = train(mlp(), lb.MeanField(), data, epochs=2, temperature_warmup=0, samples=2, **settings)
+    bnn, recipe, batches = lb.bayesianize(mlp(), lb.MeanField(), seed=0), Recipe(warmup=0), Batches(data.train, 32)
+    made = torch.optim.AdamW(
+        [
+            {"params": bnn.mean_parameters(), "lr": 0.01, "full": 0.01},
+            {"params": bnn.scale_parameters(), "lr": 0.05, "full": 0.05},
+        ],
+        weight_decay=0,
+    )
+    step, steps = 0, 2 * len(batches)
+    for epoch in range(2):
+        for x, y in batches.epoch(epoch):
+            for group in made.param_groups:
+                group["lr"] = group["full"] * recipe.lr_factor(step, steps)
+            loss = lb.elbo(bnn, x, y, num_data=len(data.train), temperature=0.5, samples=2)  # type: ignore[arg-type]
+            made.zero_grad()
+            loss.backward()
+            made.step()
+            step += 1
+    torch.testing.assert_close(weights(found), weights(bnn), rtol=1e-4, atol=1e-5)
+    assert torch.equal(found.noise.state, bnn.noise.state)
+
+
+def test_a_gradient_is_clipped_to_its_norm() -> None:
+    data, clip, lr = task(clusters()), 0.01, 0.5
+    settings: dict[str, Any] = {"lr": lr, "weight_decay": 0, "warmup": 0, "optimiser": "sgd", "epochs": 1}
+    start = torch.cat([p.detach().flatten() for p in mlp().parameters()])
+
+    def moved(**more: Any) -> Tensor:
+        bnn = train(mlp(), lb.Deterministic(), data, batch_size=128, **settings, **more)
+        return torch.cat([p.detach().flatten() for p in bnn.to_deterministic().parameters()]) - start
+
+    # The first step of SGD with Nesterov's momentum of 0.9 is 1.9 · lr · gradient.
+    free, clipped = moved(), moved(clip=clip)
+    assert free.norm() > 10 * clipped.norm()
+    assert clipped.norm().item() == pytest.approx(1.9 * lr * clip, rel=1e-4)
+    torch.testing.assert_close(clipped / clipped.norm(), free / free.norm())
+    torch.testing.assert_close(moved(clip=1e3), free)
+
+
+@pytest.mark.parametrize("data", [task(clusters()), Jittered(clusters())], ids=["in memory", "streamed"])
+def test_accumulation_changes_memory_and_not_the_result(data: Any) -> None:
+    data = from_datasets(data, outputs=3) if isinstance(data, Jittered) else data
+    settings: dict[str, Any] = {"optimiser": "sgd", "lr": 0.05}  # AdamW would not mind a gradient four times as large
+    whole = train(mlp(), lb.Deterministic(), data, **settings)
+    parts = train(mlp(), lb.Deterministic(), data, accumulate=4, **settings)
+    torch.testing.assert_close(weights(parts), weights(whole), rtol=1e-4, atol=1e-5)
+
+
+def test_the_loss_in_the_record_is_the_mean_over_accumulated_parts(tmp_path: Path) -> None:
+    for parts in (1, 4):
+        train(mlp(), lb.Deterministic(), accumulate=parts, out=tmp_path / str(parts), log_every=1)
+    one, four = (curve(read_record(tmp_path / str(parts))) for parts in (1, 4))
+    assert [entry["loss"] for entry in four] == pytest.approx([entry["loss"] for entry in one], rel=1e-4)
+    assert len(one) == 8
+
+
+def test_precisions_one_after_the_other(tmp_path: Path) -> None:
+    plain = train(conv(), data=task(pictures()))
+    bf16 = train(conv(), data=task(pictures()), precision="bf16")
+    again = train(conv(), data=task(pictures()), precision="fp32")
+    assert_equal_models(plain, again)
+    assert not models_equal(plain, bf16)
+    torch.testing.assert_close(weights(bf16), weights(plain), rtol=0.2, atol=0.05)
+    assert all(p.dtype == torch.float32 for p in bf16.parameters())
+    assert "forward" not in vars(bf16)
+    assert "_original_forward" not in vars(bf16)
+    bf16.save(tmp_path / "model.safetensors")
+    assert_equal_models(lb.load(tmp_path / "model.safetensors", conv()), bf16)
+    x = pictures()[:8][0]
+    prediction = copy.deepcopy(bf16).predict(x, 2, generator=torch.Generator().manual_seed(0))
+    assert prediction.probs.dtype == torch.float32
+    assert torch.equal(prediction.probs, bf16.predict(x, 2, generator=torch.Generator().manual_seed(0)).probs)
+
+
+def test_an_error_while_training_in_bf16_leaves_the_next_training_as_it_was() -> None:
+    @configurable
+    class Failing(lb.Deterministic):
+        def after_step(self, training: lb.Training) -> None:
+            raise RuntimeError("a user's mistake")
+
+    plain = train()
+    with pytest.raises(RuntimeError, match="a user's mistake"):
+        train(method=Failing(), precision="bf16")
+    assert_equal_models(train(), plain)
+
+
+def test_a_compiled_loss_is_compiled_once_and_gives_about_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    counter = CompileCounterWithBackend("aot_eager")  # the default one would spend the time of many tests
+    monkeypatch.setattr(torch, "compile", functools.partial(torch.compile, backend=counter))
+    plain = train(epochs=2)
+    assert counter.frame_count == 0
+    torch.testing.assert_close(weights(train(epochs=2, compile=True)), weights(plain), rtol=1e-3, atol=1e-4)
+    assert counter.frame_count == 1
+
+
+class Formats(nn.Module):
+    """Notes the memory format of what it is given."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers: Any = conv()
+        self.seen: set[bool] = set()
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.seen.add(x.is_contiguous(memory_format=torch.channels_last))
+        return self.layers(x)
+
+
+def coloured(count: int = 96) -> Data:
+    x, y = pictures(count)[:]
+    return task(TensorDataset(x.repeat(1, 2, 1, 1), y))
+
+
+def test_channels_last_changes_the_memory_format_and_not_the_result() -> None:
+    def network() -> nn.Module:
+        made = Formats()
+        made.layers[0] = seeded(lambda: nn.Conv2d(2, 6, 3, padding=1, bias=False))()
+        made.layers[3].p = made.layers[9].p = 0.0  # dropout draws its masks in the order of the memory
+        return made
+
+    plain, last = (
+        train(network(), lb.Deterministic(), coloured(), channels_last=c, optimiser="sgd", lr=0.02)
+        for c in (False, True)
+    )
+    assert plain.network.seen == {False}
+    assert last.network.seen == {True}
+    torch.testing.assert_close(weights(last), weights(plain), rtol=1e-3, atol=1e-4)
+    bayesian = train(network(), lb.MeanField(), coloured(), channels_last=True).to_deterministic()
+    assert bayesian.get_parameter("layers.0.weight").is_contiguous(memory_format=torch.channels_last)
+
+
+def test_batch_norm_has_the_statistics_of_the_plain_training_data() -> None:
+    data = task(clusters(), held_out=32)  # 128 examples are four whole batches
+    network = nn.Sequential(nn.BatchNorm1d(6), mlp())
+    x = data.train[:][0]
+    refreshed = train(network, data=data)
+    norm = refreshed.network.get_submodule("0")
+    torch.testing.assert_close(norm.running_mean, x.mean(0))
+    torch.testing.assert_close(norm.running_var, x.var(0), rtol=0.1, atol=0.0)
+    assert norm.momentum == 0.1
+    stale = train(network, data=data, refresh_batchnorm=False)
+    assert torch.equal(stale.posterior.mean(), refreshed.posterior.mean())
+    before = stale.network.get_submodule("0").running_mean
+    assert isinstance(before, Tensor)
+    assert not torch.isclose(before, x.mean(0), rtol=1e-3).all()
+    # A prediction uses them: it does not depend on the other examples of its batch.
+    generators = [torch.Generator().manual_seed(0) for _ in range(2)]
+    alone = refreshed.predict(x[:1], 3, generator=generators[0]).probs
+    torch.testing.assert_close(alone, refreshed.predict(x[:9], 3, generator=generators[1]).probs[:1])
+
+
+def test_batch_norm_is_refreshed_on_batches_augmented_as_in_training() -> None:
+    data = task(pictures(), augment=True)
+    bnn = train(nn.Sequential(nn.BatchNorm2d(1), conv()), data=data, epochs=1)
+    batches = [x for x, _ in Batches(data.train, 32, seed=0, augment=data.augment).epoch()]
+    found = bnn.network.get_submodule("0")
+    torch.testing.assert_close(found.running_mean, torch.stack([x.mean() for x in batches]).mean()[None])
+    torch.testing.assert_close(found.running_var, torch.stack([x.var() for x in batches]).mean()[None])
+
+
+@pytest.mark.parametrize(("every", "epochs"), [(0, []), (1, [1, 2, 3, 4]), (2, [2, 4])])
+def test_the_held_out_split_is_scored_every_so_many_epochs(every: int, epochs: list[int], tmp_path: Path) -> None:
+    bnn = train(conv(), data=task(pictures()), epochs=5, evaluate_every=every, out=tmp_path)
+    record = read_record(tmp_path)
+    assert [entry["epoch"] for entry in record["history"] if "validation" in entry] == epochs
+    assert "accuracy" in record["scores"]["validation"]
+    assert_equal_models(bnn, train(conv(), data=task(pictures()), epochs=5))
+
+
+def test_batches_are_as_large_as_asked_for_and_a_remainder_waits_for_another_epoch() -> None:
+    sizes: list[int] = []
+
+    class Sizes(nn.Linear):
+        def forward(self, x: Tensor) -> Tensor:
+            if self.training:
+                sizes.append(len(x))
+            return super().forward(x)
+
+    train(Sizes(6, 3), lb.Deterministic(), batch_size=50, accumulate=2, epochs=1)
+    assert sizes == [25] * 4
+    sizes.clear()
+    train(Sizes(6, 3), lb.Deterministic(), batch_size=1000, epochs=1)
+    assert sizes == [128]
+
+
+def test_the_record_tells_what_was_done(tmp_path: Path) -> None:
+    bnn = train(out=tmp_path, epochs=3, log_every=3, notes={"network": "a small one"})
+    record = read_record(tmp_path)
+    assert record["config"]["network"] == "a small one"
+    assert record["config"]["method"]["type"] == "MeanField"
+    assert record["config"]["recipe"]["epochs"] == 3
+    assert [entry["step"] for entry in record["history"]] == [3, 4, 6, 8, 9, 12]
+    assert record["costs"]["file_bytes"] == (tmp_path / "model.safetensors").stat().st_size
+    assert record["costs"]["trainable"] == len(weights(bnn))
+    assert len(record["costs"]["epoch_seconds"]) == 3
+    assert record["versions"]["torch"] == torch.__version__
+    assert list((tmp_path / "tensorboard").iterdir())
+    assert_equal_models(lb.load(tmp_path / "model.safetensors", mlp()), bnn)
+
+
+def test_progress_is_shown_or_not(capfd: pytest.CaptureFixture[str]) -> None:
+    train(progress=True)
+    assert "Held-out split: accuracy" in capfd.readouterr().err
+    train()
+    assert capfd.readouterr() == ("", "")
+
+
+# -- other tasks ------------------------------------------------------------------------------------------------------
+
+
+def test_regression_is_scored_in_the_unit_of_its_targets(tmp_path: Path) -> None:
+    data = load("toy")
+    network = seeded(lambda: nn.Sequential(nn.Linear(1, 32), nn.Tanh(), nn.Linear(32, 1)))()
+    bnn = fit(network, lb.MeanField(), data, out=tmp_path, epochs=15, lr=2e-2, batch_size=32, progress=False,
+              device="cpu")  # fmt: skip
+    scores = read_record(tmp_path)["scores"]["validation"]
+    x, y = data.validation.x, data.validation.y  # type: ignore[attr-defined]
+    error = (bnn.predict(x, generator=torch.Generator().manual_seed(0)).mean - y) * data.target_std[0]
+    assert scores["rmse"] == pytest.approx(error.square().mean().sqrt().item(), rel=1e-4)
+    assert 2.5 < scores["rmse"] < 10  # the noise has a std of 3, and the targets one of about 27
+    assert isinstance(bnn.likelihood, lb.Gaussian)
+    assert 0.05 < bnn.likelihood.std.item() < 0.4  # it began at 0.5, and 3 / 27 would be right
+
+
+def test_segmentation_does_not_count_ignored_pixels(tmp_path: Path) -> None:
+    x, _ = pictures()[:]
+    y = (x[:, 0] > 0).long()
+    y[:, :2] = 255
+    data = task(TensorDataset(x, y), ignore_index=255)
+    assert (data.task, data.outputs) == ("segmentation", 2)
+    network = seeded(lambda: nn.Sequential(nn.Conv2d(1, 8, 3, padding=1), nn.ReLU(), nn.Conv2d(8, 2, 1)))()
+    train(network, data=data, epochs=20, lr=5e-2, out=tmp_path)
+    scores = read_record(tmp_path)["scores"]["validation"]
+    assert scores["accuracy"] > 0.9
+    assert scores["miou"] > 0.8
+
+
+class Named(Dataset[Any]):
+    """Inputs as a dict of tensors, as networks of transformers want them."""
+
+    def __init__(self) -> None:
+        self.x, self.targets = clusters().tensors
+
+    def __len__(self) -> int:
+        return len(self.x)
+
+    def __getitem__(self, index: int) -> Any:
+        return {"values": self.x[index], "mask": torch.ones(6)}, self.targets[index]
+
+
+class Masked(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = mlp()
+
+    def forward(self, values: Tensor, mask: Tensor) -> dict[str, Tensor]:
+        return {"logits": self.layers(values * mask)}
+
+
+def test_inputs_by_name(tmp_path: Path) -> None:
+    named = train(Masked(), lb.Deterministic(), Named(), epochs=8, lr=1e-2, out=tmp_path, accumulate=2)
+    assert read_record(tmp_path)["scores"]["validation"]["accuracy"] > 0.8
+    plain = train(mlp(), lb.Deterministic(), clusters(), epochs=8, lr=1e-2, accumulate=2)
+    assert torch.equal(weights(named), weights(plain))
+
+
+def test_a_likelihood_and_a_choice_of_weights_of_ones_own(tmp_path: Path) -> None:
+    x, y = clusters()[:]
+    data = task(TensorDataset(x, F.one_hot(y, 3).float()))
+    bnn = train(mlp(), data=data, likelihood=lb.Bernoulli(), select="2.weight", epochs=8, lr=1e-2, out=tmp_path)
+    assert isinstance(bnn.likelihood, lb.Bernoulli)
+    assert [slot.name for slot in bnn.layout] == ["2.weight"]
+    assert read_record(tmp_path)["scores"]["validation"]["accuracy"] > 0.8
+
+
+def test_a_likelihood_is_left_alone() -> None:
+    x, _ = clusters()[:]
+    likelihood = lb.Gaussian(0.7, learned=True)
+    bnn = train(nn.Linear(6, 1), data=task(TensorDataset(x, x.sum(1, keepdim=True))), likelihood=likelihood)
+    assert likelihood.std.item() == pytest.approx(0.7)
+    assert isinstance(bnn.likelihood, lb.Gaussian)
+    assert bnn.likelihood.std.item() != pytest.approx(0.7)
+
+
+# -- mistakes ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        ({"epochs": 0}, ["epochs=0"]),
+        ({"epocks": 3}, ["'epocks'"]),
+        ({"batch_size": 31, "accumulate": 2}, ["batch_size=31", "2 equal"]),
+        ({"accumulate": 200, "batch_size": 200}, ["128 examples", "200"]),
+        ({"precision": "fp16"}, ["fp16", "GPU"]),
+        ({"method": lb.MeanField}, ["method", "lb.MeanField()"]),
+        ({"data": "no-such-data"}, ["no-such-data"]),
+        ({"data": [(1, 2)]}, []),
+        ({"seed": "one"}, ["seed"]),
+    ],
+)
+def test_a_mistake_is_told_in_one_sentence(settings: dict[str, Any], words: list[str]) -> None:
+    expect(lambda: train(**settings), *words)
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
+def test_a_gpu_that_is_not_there_is_told() -> None:
+    expect(lambda: train(device="cuda"), "device='cuda'")
+
+
+def test_too_few_epochs_for_the_stages_are_told() -> None:
+    expect(lambda: train(method=Staged(), epochs=1), "epochs=1", "2 stages")
+
+
+def test_a_method_that_cannot_be_saved_is_told_with_its_remedy() -> None:
+    class Unregistered(lb.Deterministic):
+        pass
+
+    expect(lambda: train(method=Unregistered()), "configurable")

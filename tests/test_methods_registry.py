@@ -1,0 +1,224 @@
+"""Methods by name: settings reach any depth, and a name or setting that is not there gets one clear sentence."""
+
+import dataclasses
+from typing import Any
+
+import pytest
+
+import leanbayes as lb
+from leanbayes import config
+from leanbayes.method import Method
+from leanbayes.methods import METHODS, get_method, parse_method
+from leanbayes.training import Recipe
+
+
+def refused(text: str) -> str:
+    with pytest.raises(lb.LeanBayesError) as caught:
+        parse_method(text)
+    message = str(caught.value)
+    assert "\n" not in message
+    assert message.endswith((".", "?"))
+    return message
+
+
+# -- by name ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_a_method_is_found_however_its_name_is_written(name: str) -> None:
+    for written in (name, name.upper(), name.replace("-", "_"), name.title()):
+        assert get_method(written) == METHODS[name]
+        assert parse_method(written) == METHODS[name]
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_every_method_can_be_saved_and_says_in_a_line_what_it_is(name: str) -> None:
+    assert config.decode(config.encode(METHODS[name])) == METHODS[name]
+    first = (type(METHODS[name]).__doc__ or "").splitlines()[0]
+    assert first.endswith(".")
+    assert not first.startswith(type(METHODS[name]).__name__ + "(")  # what a dataclass without a docstring has
+
+
+def test_all_methods_are_of_different_types() -> None:
+    # The command line finds the name of a method by its type.
+    assert len({type(method) for method in METHODS.values()}) == len(METHODS)
+
+
+def test_the_default_of_mc_dropout_drops_something() -> None:
+    assert METHODS["mc-dropout"] == lb.MCDropout(0.1)  # networks here have no dropout of their own
+
+
+def test_settings_change_a_copy() -> None:
+    method = get_method("mean-field", {"rule": "flipout", "prior": {"scale": 0.05}})
+    assert method == lb.MeanField(prior=lb.Normal(0.05), rule="flipout")
+    assert METHODS["mean-field"] == lb.MeanField()
+
+
+@pytest.mark.parametrize(
+    ("name", "named"), [("mean-feld", "mean-field"), ("ensembel", "ensemble"), ("dropout", "mc-dropout")]
+)
+def test_a_close_name_is_suggested(name: str, named: str) -> None:
+    assert refused(name) == f"There is no method {name!r}: did you mean {named}?"
+
+
+def test_all_names_are_told_where_none_is_close() -> None:
+    text = refused("zzz")
+    assert all(name in text for name in METHODS)
+    assert all(name in refused("") for name in METHODS)
+
+
+# -- in one text ------------------------------------------------------------------------------------------------------
+
+SPECS: dict[str, Method] = {
+    "mean-field": lb.MeanField(),
+    "mean-field:": lb.MeanField(),
+    "mean-field:rule=flipout": lb.MeanField(rule="flipout"),
+    "mean-field:rule=flipout,prior.scale=0.05": lb.MeanField(prior=lb.Normal(0.05), rule="flipout"),
+    "mean-field: rule = local , samples = 3 ": lb.MeanField(rule="local", samples=3),
+    "mean-field:init-std=1e-3,relative=False": lb.MeanField(init_std=1e-3, relative=False),
+    "mean-field:relative=false": lb.MeanField(relative=False),
+    "mean-field:relative=True": lb.MeanField(),
+    "mean-field:prior.scale=fan_in,prior.gain=2": lb.MeanField(prior=lb.Normal("fan_in", gain=2)),
+    "mean-field:prior.center=pretrained": lb.MeanField(prior=lb.Normal(center="pretrained")),
+    "ensemble:members=2,seed=7": lb.Ensemble(2, seed=7),
+    "mc-dropout:rate=None": lb.MCDropout(),
+    "mc-dropout:rate=none": lb.MCDropout(),
+    "mc-dropout:rate=.25": lb.MCDropout(0.25),
+}
+
+
+@pytest.mark.parametrize("text", SPECS)
+def test_settings_are_read_from_a_text(text: str) -> None:
+    found = parse_method(text)
+    assert found == SPECS[text]
+    assert str(found) == str(SPECS[text])  # True == 1 and 2 == 2.0, so it is looked at closer
+
+
+MISTAKES: dict[str, tuple[str, ...]] = {
+    "mean-field:rule": ("'rule'", "setting=value"),
+    "mean-field:rule=flipout,samples": ("'samples'", "setting=value"),
+    "mean-field:rool=flipout": ("'rool'", "rule"),
+    "mean-field:sample=3": ("'sample'", "did you mean samples?"),
+    "mean-field:rule=guess": ("'guess'", "sample, flipout, local, mean"),
+    "mean-field:samples=0": ("samples=0", "at least 1"),
+    "mean-field:samples=many": ("samples='many'", "a whole number"),
+    "mean-field:samples=3.5": ("samples=3.5", "a whole number"),
+    "mean-field:samples=True": ("samples=True", "a whole number"),
+    "mean-field:samples=None": ("samples=None", "a whole number"),
+    "mean-field:samples=": ("samples=''", "a whole number"),
+    "mean-field:init_std=-1": ("init_std=-1", "positive"),
+    "mean-field:init_std=None": ("init_std=None", "a number"),
+    "mean-field:init_std=[1]": ("init_std=[1]", "a number"),
+    "mean-field:relative=maybe": ("relative='maybe'", "true or false"),
+    "mean-field:relative=1": ("relative=1", "true or false"),
+    "mean-field:prior=wide": ("prior", "lb.Normal"),
+    "mean-field:prior.scale=wide": ("scale='wide'", "a number", "fan_in"),
+    "mean-field:prior.skale=1": ("'skale'", "did you mean scale?"),
+    "mean-field:prior.scale.deep=1": ("scale=", "deep"),
+    "mean-field:rule.deep=1": ("rule=", "deep"),
+    "deterministic:samples=3": ("samples", "it has none"),
+    "ensemble:members=0": ("members=0", "at least 1"),
+    "ensemble:members=2.5": ("members=2.5", "a whole number"),
+    "ensemble:members=two": ("members='two'", "a whole number"),
+    "mc-dropout:rate=2": ("rate=2", "between 0 and 1"),
+    "mc-dropout:rate=high": ("rate='high'", "a number or None"),
+    "mean-field:rule=mean,rule=local": ("'rule'", "twice"),
+    "mean-field:init-std=1,init_std=2": ("'init_std'", "twice"),
+    "mean-field:rule=mean,rule.deep=1": ("'rule.deep'", "twice"),
+    "mean-field:prior.scale=1,prior.gain=2,prior.scale=1": ("'prior.scale'", "twice"),
+    "mean-field:prior=1,prior.scale=1": ("'prior.scale'", "twice"),
+    "mean-field:prior.scale=1,prior=1": ("'prior'", "twice"),
+}
+
+
+@pytest.mark.parametrize("text", MISTAKES)
+def test_a_setting_that_does_not_fit_is_told(text: str) -> None:
+    message = refused(text)
+    for word in MISTAKES[text]:
+        assert word in message
+
+
+# -- change -----------------------------------------------------------------------------------------------------------
+
+
+@dataclasses.dataclass(frozen=True)
+class Inner:
+    depth: int = 1
+    name: str | None = None
+
+
+@dataclasses.dataclass(frozen=True)
+class Outer:
+    inner: Inner = Inner()
+    table: Any = None
+    share: float = 0.5
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.share <= 1:
+            raise lb.LeanBayesError(f"share={self.share} must lie between 0 and 1.")
+
+
+def test_a_mapping_changes_what_a_setting_holds() -> None:
+    assert config.change(Outer(), {}) == Outer()
+    assert config.change(Outer(), {"inner": {"depth": 3}}) == Outer(Inner(3))
+    assert config.change(Outer(Inner(2, "a")), {"inner": {"name": None}, "share": 1}) == Outer(Inner(2), share=1)
+    assert config.change(Outer(), {"inner": Inner(5)}) == Outer(Inner(5))
+    assert config.change(Outer(), {"inner": {"name": "b"}}) == Outer(Inner(1, "b"))
+
+
+def test_a_mapping_for_a_plain_setting_is_its_value() -> None:
+    assert config.change(Outer(), {"table": {"a": 1}}).table == {"a": 1}
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"shore": 1}, "Outer has no setting 'shore': did you mean share?"),
+        ({"zzz": 1}, "Outer has no setting 'zzz': it has inner, table, share."),
+        ({7: 1}, "Outer has no setting 7: it has inner, table, share."),
+        ({"inner": {"dept": 1}}, "Inner has no setting 'dept': did you mean depth?"),
+        ({"share": 2}, "share=2 must lie between 0 and 1."),
+        ({"share": "half"}, "share='half' must be a number."),
+        ({"share": True}, "share=True must be a number."),
+        ({"share": {"a": 1}}, "share={'a': 1} must be a number."),
+        ({"inner": {"depth": "deep"}}, "depth='deep' must be a whole number."),
+        ({"inner": {"depth": 1.5}}, "depth=1.5 must be a whole number."),
+        ({"inner": {"name": 3}}, "name=3 must be a text or None."),
+    ],
+)
+def test_a_change_that_does_not_fit_is_told(settings: Any, message: str) -> None:
+    with pytest.raises(lb.LeanBayesError) as caught:
+        config.change(Outer(), settings)
+    assert str(caught.value) == message
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"seed": "x"},
+        {"seed": 1.5},
+        {"seed": None},
+        {"seed": True},
+        {"compile": 3},
+        {"compile": "no"},
+        {"channels_last": "no"},
+        {"refresh_batchnorm": "no"},
+        {"refresh_batchnorm": None},
+        {"checkpoint_steps": 2.5},
+        {"epochs": True},
+        {"warmup": 1.5},
+        {"lr": "fast"},
+        {"lr": {"means": 1}},
+        {"optimiser": "adam"},
+        {"optimiser": None},
+    ],
+    ids=str,
+)
+def test_a_recipe_refuses_values_of_another_kind(settings: dict[str, Any]) -> None:
+    ((name, value),) = settings.items()
+    with pytest.raises(lb.LeanBayesError) as caught:
+        Recipe().changed(settings)
+    message = str(caught.value)
+    assert message.startswith(f"{name}={value!r} must be ")
+    assert message.endswith(".")
+    assert "\n" not in message
