@@ -1,8 +1,6 @@
 """The command line as a newcomer meets it: train, score, predict, compare, look into; each from what it prints."""
 
 import contextlib
-import gc
-import importlib
 import io
 import json
 import math
@@ -51,22 +49,7 @@ class Told(NamedTuple):
 Cli = Callable[..., Told]
 
 
-@pytest.fixture(scope="session", autouse=True)
-def _imported() -> Iterator[None]:
-    """Keep what a training imports out of the garbage collection that ends it: half of the time of a small one."""
-    for name in ("torch._dynamo", "torch.utils.tensorboard"):
-        importlib.import_module(name)
-    gc.freeze()
-    yield
-    gc.unfreeze()
-
-
-@pytest.fixture(autouse=True)
-def _at_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A folder of one's own, no data folder, and a pipe in place of a terminal."""
-    monkeypatch.chdir(tmp_path)
-    for name in ("LEANBAYES_DATA", "COLUMNS", "FORCE_COLOR"):
-        monkeypatch.delenv(name, raising=False)
+pytestmark = pytest.mark.usefixtures("imported", "at_home")
 
 
 @pytest.fixture

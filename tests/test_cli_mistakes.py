@@ -3,14 +3,12 @@
 The code is 2 where the words themselves are wrong, 1 where what they ask for fails, and 130 after Ctrl-C.
 """
 
-import gc
-import importlib
 import json
 import re
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -32,21 +30,7 @@ TOY = ("--data", "toy", "--epochs", 1, "--quiet")
 Refused = Callable[..., str]
 
 
-@pytest.fixture(scope="session", autouse=True)
-def _imported() -> Iterator[None]:
-    """Keep what a training imports out of the garbage collection that ends it: half of the time of a small one."""
-    for name in ("torch._dynamo", "torch.utils.tensorboard"):
-        importlib.import_module(name)
-    gc.freeze()
-    yield
-    gc.unfreeze()
-
-
-@pytest.fixture(autouse=True)
-def _at_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    for name in ("LEANBAYES_DATA", "COLUMNS", "FORCE_COLOR"):
-        monkeypatch.delenv(name, raising=False)
+pytestmark = pytest.mark.usefixtures("imported", "at_home")
 
 
 @pytest.fixture

@@ -20,7 +20,19 @@ from scipy.io import savemat
 from torch.utils.data import DataLoader, Dataset, IterableDataset, Subset, TensorDataset
 
 import leanbayes as lb
-from leanbayes.data import NAMES, ArrayDataset, Augment, Data, Normalise, from_datasets, load, read_images
+from leanbayes.data import (
+    NAMES,
+    ArrayDataset,
+    Augment,
+    Data,
+    Normalise,
+    fingerprint,
+    from_datasets,
+    load,
+    read_image,
+    read_images,
+    task_of,
+)
 
 RANDOM = np.random.default_rng(0)
 Array = np.ndarray[Any, Any]
@@ -111,7 +123,7 @@ def test_a_bare_folder_is_mnist_unless_its_name_says_fashion(tmp_path: Path) -> 
     expect(lambda: load("mnist", tmp_path / "fashion"), "mnist", "MNIST/raw/train-images-idx3-ubyte")
     assert load("fashion-mnist", tmp_path / "fashion").name == "fashion-mnist"
     write_mnist(tmp_path / "plain")
-    expect(lambda: load("fashion-mnist", tmp_path / "plain"), "FashionMNIST/raw/train-images-idx3-ubyte", "root=")
+    expect(lambda: load("fashion-mnist", tmp_path / "plain"), "FashionMNIST/raw/train-images-idx3-ubyte", "root")
 
 
 IMAGES, LABELS = "train-images-idx3-ubyte.gz", "train-labels-idx1-ubyte.gz"
@@ -671,7 +683,7 @@ def test_unknown_names_get_the_nearest_one(tmp_path: Path) -> None:
 
 def test_without_a_root_both_ways_to_give_it_are_told(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     for name in set(NAMES) - {"digits", "toy"}:
-        expect(partial(load, name), name, "root=", "LEANBAYES_DATA", "that holds")
+        expect(partial(load, name), name, "root", "LEANBAYES_DATA", "that holds")
     monkeypatch.setenv("LEANBAYES_DATA", str(tmp_path))
     expect(lambda: load("mnist"), tmp_path, "train-images-idx3-ubyte")
     write_folder(tmp_path / "pets", ("train",))
@@ -794,3 +806,36 @@ def test_settings_travel_through_json() -> None:
     expect(lambda: Normalise((0.5,), (0.0,)), "positive")
     expect(lambda: Normalise((0.5, 0.5), (1.0,)), "each channel")
     expect(lambda: Augment(-1), "crop=-1")
+
+
+# -- pictures for a prediction, and what a name stands for -------------------------------------------------------------
+
+
+@pytest.mark.parametrize("channels", [1, 3])
+@pytest.mark.parametrize("stretch", [False, True])
+def test_a_picture_is_read_as_a_network_wants_it(channels: int, stretch: bool, tmp_path: Path) -> None:
+    values = np.zeros((8, 16, 3), dtype=np.uint8)
+    values[:, :4] = values[:, 12:] = 255  # white edges, which are cut off unless the picture is stretched
+    Image.fromarray(values).save(tmp_path / "a.png")
+    image = read_image(tmp_path / "a.png", (channels, 4, 4), stretch=stretch)
+    assert image.shape == (channels, 4, 4)
+    assert image.dtype == torch.uint8
+    assert (image.max() > 200) == stretch
+    expect(lambda: read_image(tmp_path / "b.png", (channels, 4, 4)), "no picture", "b.png")
+    expect(lambda: read_image(tmp_path / "a.png", (2, 4, 4)), "2 channels")
+
+
+def test_a_name_tells_its_task_without_being_loaded(tmp_path: Path) -> None:
+    (tmp_path / "scenes" / "trainannot").mkdir(parents=True)
+    (tmp_path / "pets" / "train").mkdir(parents=True)
+    assert task_of("CIFAR-10") == task_of("pets", tmp_path) == "classification"
+    assert task_of("scenes", tmp_path) == "segmentation"
+    assert task_of("toy") == task_of("uci:yacht") == task_of("csv:a.csv") == task_of("boston") == "regression"
+
+
+def test_a_fingerprint_tells_data_sets_apart() -> None:
+    x, y = torch.arange(40.0).view(20, 2), torch.arange(20)
+    first = fingerprint(ArrayDataset(x, y))
+    assert first == fingerprint(ArrayDataset(x.clone(), y.clone()))
+    others = [ArrayDataset(x + 1, y), ArrayDataset(x, y + 1), ArrayDataset(x[:19], y[:19])]
+    assert len({first, *map(fingerprint, others)}) == 4

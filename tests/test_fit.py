@@ -3,6 +3,8 @@
 import copy
 import functools
 import random
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -519,3 +521,67 @@ def test_a_method_that_cannot_be_saved_is_told_with_its_remedy() -> None:
         pass
 
     expect(lambda: train(method=Unregistered()), "configurable")
+
+
+# -- what is easily forgotten -----------------------------------------------------------------------------------------
+
+
+class Own(Dataset[Any]):
+    """A data set as people write it, which does not tell its classes."""
+
+    def __len__(self) -> int:
+        return 96
+
+    def __getitem__(self, index: int) -> tuple[Tensor, int]:
+        x, y = clusters()[index]
+        return x, int(y)
+
+
+def test_a_data_set_need_not_tell_its_classes() -> None:
+    assert train(data=Own()).predict(torch.zeros(2, 6)).probs.shape == (2, 3)
+
+
+@pytest.mark.parametrize("clip", [None, 0.05])
+def test_scaled_gradients_of_half_precision_train_both_optimisers_alike(
+    clip: float | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plain = train(clip=clip)
+    module = sys.modules["leanbayes.training.fit"]
+    make = vars(module)["_accelerator"]
+
+    def with_scaler(recipe: Recipe) -> Any:
+        accelerator = make(recipe)
+        accelerator.scaler = torch.amp.GradScaler("cpu", init_scale=2.0**10)  # a power of two changes no digit
+        return accelerator
+
+    monkeypatch.setattr(module, "_accelerator", with_scaler)
+    assert_equal_models(train(clip=clip), plain)
+
+
+def test_a_stage_cannot_change_what_holds_for_all() -> None:
+    @configurable
+    class Greedy(lb.Deterministic):
+        def stages(self) -> tuple[lb.Stage, ...]:
+            return (lb.Stage(self, 1.0, {"batch_size": 2}),)
+
+    expect(lambda: train(method=Greedy()), "batch_size", "stage")
+
+
+def test_a_model_that_start_puts_in_place_is_the_one_that_is_trained() -> None:
+    made = []
+
+    @configurable
+    class Replacing(lb.MeanField):
+        def start(self, training: lb.Training) -> None:
+            training.model = lb.bayesianize(mlp(), lb.MeanField(init_std=0.5))
+            made.append(training.model)
+
+    assert train(method=Replacing()) is made[0]
+
+
+def test_fit_is_imported_only_when_asked_for() -> None:
+    code = "import sys, leanbayes as lb; before = 'accelerate' in sys.modules; lb.fit; assert not before"
+    subprocess.run([sys.executable, "-c", code], check=True)
+    missing = "import sys; sys.modules['accelerate'] = None; import leanbayes as lb; lb.fit"
+    told = subprocess.run([sys.executable, "-c", missing], capture_output=True, text=True, check=False).stderr
+    assert told.splitlines()[-1].endswith("lb.fit needs accelerate: pip install 'leanbayes[train,data]'.")

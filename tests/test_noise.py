@@ -238,3 +238,15 @@ def test_a_generator_makes_a_plain_call_repeatable() -> None:
         with bnn.drawn(generator=torch.Generator().manual_seed(1)) as call:
             outputs.append(call(x))
     assert torch.equal(*outputs)
+
+
+def test_the_draws_of_one_loss_share_an_index_and_no_noise() -> None:
+    stream = noise.NoiseStream(3)
+    first = [stream.next(number) for number in range(4)]
+    second = [stream.next(number) for number in range(4)]
+    assert stream.state.tolist() == [3, 2]
+    assert [int(key[1]) for key in first + second] == [0] * 4 + [1] * 4
+    keys = first + second + [noise.of_chunk(first[0], number) for number in range(1, 4)]
+    draws = torch.stack([noise.normal(torch.empty(2000), key) for key in keys])
+    correlation = torch.corrcoef(draws) - torch.eye(len(keys))
+    assert correlation.abs().max() < 0.1

@@ -282,3 +282,16 @@ def test_frozen_models_have_a_loss() -> None:
     bnn.requires_grad_(False)
     losses = [lb.elbo(bnn, x, y, num_data=N, samples=samples) for samples in (1, 2)]
     assert all(loss.isfinite() and not loss.requires_grad for loss in losses)
+
+
+def test_a_temperature_may_be_a_tensor() -> None:
+    bnn = lb.bayesianize(CASES["mlp"].build(), lb.MeanField())
+    x = CASES["mlp"].example()
+    y = torch.zeros(len(x), dtype=torch.long)
+    for temperature in (0.0, 0.3):
+        with bnn.frozen(0):
+            number, tensor = (
+                lb.elbo(bnn, x, y, num_data=100, temperature=value)
+                for value in (temperature, torch.tensor(temperature))
+            )
+        torch.testing.assert_close(tensor, number)

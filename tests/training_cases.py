@@ -236,7 +236,7 @@ def expect(call: Callable[[], Any], *words: str, kind: type[Exception] = lb.Lean
 
 TESTS = Path(__file__).parent
 # What a training imports when it first needs it takes seconds: once is enough.
-PRELOADED = ["training_cases", "torch._dynamo", "torchmetrics.classification", "torch.utils.tensorboard"]
+PRELOADED = ["training_cases", "torch._dynamo", "torch.utils.tensorboard"]
 
 
 @contextmanager

@@ -44,7 +44,7 @@ def fit(
     recipe = Recipe().changed(settings)
     if not isinstance(method, Method):
         raise LeanBayesError(f"method must be an instance such as lb.MeanField(), not {method!r}.")
-    task = data if isinstance(data, Data) else load(data) if isinstance(data, str) else from_datasets(data)
+    task = data if isinstance(data, Data) else load(data) if isinstance(data, str) else from_datasets(data, outputs=0)
     accelerator = _accelerator(recipe)
     devices = [accelerator.device] if accelerator.device.type == "cuda" else []
     with torch.random.fork_rng(devices=devices):
