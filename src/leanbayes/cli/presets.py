@@ -13,7 +13,7 @@ _SMALL_IMAGES = {
     "optimiser": "sgd",
     "lr": 0.1,
     "weight_decay": 5e-4,
-    "temperature": 0.02,
+    "temperature": 0.008,  # the best held-out likelihood of ResNet-18 on CIFAR-10, see experiments/
 }
 _GREY_DIGITS = {"model": "lenet-5", "epochs": 20, "temperature": 0.01}
 _TABLE = {"model": "mlp", "epochs": 200, "batch_size": 32, "lr": 1e-2, "weight_decay": 0.0, "temperature": 1.0}

@@ -55,7 +55,7 @@ class Recipe:
     weight_decay: float | None = None
     scale_lr: float = 1e-2
     warmup: float = 0.05
-    temperature: float = 0.02
+    temperature: float = 0.01
     temperature_warmup: float = 0.5
     samples: int = 1
     clip: float | None = None
