@@ -320,7 +320,7 @@ def test_the_members_of_an_ensemble_start_alike() -> None:
         ("wrn-28-10", (3, 32, 32), {"depth": 27}, "depth=27 must be 4 more than a multiple of 6"),
         ("wrn-28-10", (3, 32, 32), {"dropout": 1.0}, "dropout=1.0 must be at least 0 and below 1"),
         ("mlp", (4,), {"hidden": (8, 0)}, r"hidden\[1\]=0 must be a whole number"),
-        ("mlp", (4,), {"hidden": 8}, r"mlp cannot be built for \(4,\) with hidden=8"),
+        ("mlp", (4,), {"hidden": 8}, "hidden=8 must be a list of layer widths"),
         ("mlp", (), {}, "must be that of an example"),
         ("mlp", (4, 0), {}, r"input_shape\[1\]=0 must be a whole number"),
     ],
