@@ -145,3 +145,20 @@ def test_channels_last_weights_are_drawn_without_a_copy() -> None:
         assert drawn.is_contiguous(memory_format=torch.channels_last)
         assert drawn._base is not None
         torch.testing.assert_close(drawn, net.weight)
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16", "fp16"])
+def test_fit_learns_in_every_precision(precision: str) -> None:
+    from leanbayes.training import fit
+
+    torch.manual_seed(0)
+    y = torch.arange(600) % 3
+    x = torch.randn(600, 3, 8, 8) + 2 * F.one_hot(y).float()[:, :, None, None]
+    net = nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.ReLU(), nn.Flatten(), nn.Linear(288, 3))
+    data = torch.utils.data.TensorDataset(x, y)
+    settings = {"precision": precision, "clip": 1.0, "accumulate": 2, "channels_last": True, "progress": False}
+    bnn = fit(net, lb.MeanField(), data, epochs=8, batch_size=50, lr=1e-2, **settings)
+    assert bnn.device.type == "cuda"
+    assert "forward" not in vars(bnn)
+    prediction = bnn.predict(x.cuda(), samples=5)
+    assert (prediction.label.cpu() == y).float().mean() > 0.95
