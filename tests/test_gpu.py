@@ -2,6 +2,7 @@
 
 import copy
 import math
+from typing import Any
 
 import pytest
 import torch
@@ -156,7 +157,13 @@ def test_fit_learns_in_every_precision(precision: str) -> None:
     x = torch.randn(600, 3, 8, 8) + 2 * F.one_hot(y).float()[:, :, None, None]
     net = nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.ReLU(), nn.Flatten(), nn.Linear(288, 3))
     data = torch.utils.data.TensorDataset(x, y)
-    settings = {"precision": precision, "clip": 1.0, "accumulate": 2, "channels_last": True, "progress": False}
+    settings: dict[str, Any] = {
+        "precision": precision,
+        "clip": 1.0,
+        "accumulate": 2,
+        "channels_last": True,
+        "progress": False,
+    }
     bnn = fit(net, lb.MeanField(), data, epochs=8, batch_size=50, lr=1e-2, **settings)
     assert bnn.device.type == "cuda"
     assert "forward" not in vars(bnn)
