@@ -26,6 +26,7 @@ def main() -> None:
 
     training = lb.Training(bnn, steps=epochs * len(batches), num_data=len(data.train), batches=batches.epoch)
     method.start(training)
+    bnn = training.model  # a method may put another in its place
     means = torch.optim.AdamW(bnn.mean_parameters(), lr=2e-3)
     spreads = torch.optim.Adam(bnn.scale_parameters(), lr=1e-2)
     training.optimisers = [means, spreads]

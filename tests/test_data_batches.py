@@ -430,3 +430,12 @@ def test_a_gpu_gives_what_a_cpu_gives_without_waiting(channels_last: bool) -> No
             assert torch.equal(x1, x2)
             assert torch.equal(y1.cpu(), labels)
             assert torch.equal(y1, y2)
+
+
+def test_a_default_device_does_not_matter() -> None:
+    dataset = ArrayDataset(torch.arange(12, dtype=torch.uint8).view(12, 1, 1, 1), torch.arange(12))
+    expected = [y.tolist() for _, y in Batches(dataset, 4, augment=Augment(1)).epoch(3)]
+    with torch.device("meta"):  # where no random number could be drawn
+        batches = Batches(dataset, 4, augment=Augment(1)).epoch(3)
+        found = [y.tolist() for _, y in batches]
+    assert found == expected

@@ -585,3 +585,64 @@ def test_fit_is_imported_only_when_asked_for() -> None:
     missing = "import sys; sys.modules['accelerate'] = None; import leanbayes as lb; lb.fit"
     told = subprocess.run([sys.executable, "-c", missing], capture_output=True, text=True, check=False).stderr
     assert told.splitlines()[-1].endswith("lb.fit needs accelerate: pip install 'leanbayes[train,data]'.")
+
+
+@pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])
+def test_a_block_without_gradients_does_not_matter(mode: Any) -> None:
+    with mode():
+        inside = train()
+    assert_equal_models(inside, train())
+
+
+def test_the_environment_and_state_of_accelerate_do_not_matter(monkeypatch: pytest.MonkeyPatch) -> None:
+    from accelerate import Accelerator
+    from accelerate.state import AcceleratorState
+
+    plain = train()
+    monkeypatch.setenv("ACCELERATE_GRADIENT_ACCUMULATION_STEPS", "4")
+    mine = Accelerator(mixed_precision="bf16", cpu=True)
+    assert_equal_models(train(), plain)
+    assert mine.mixed_precision == "bf16"
+    AcceleratorState._reset_state()
+
+
+def test_a_lonely_process_of_a_launcher_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MASTER_PORT", "1234")
+    with pytest.warns(UserWarning, match="use torchrun"):
+        train()
+
+
+def test_a_bayesian_model_is_trained_further_and_resumed(tmp_path: Path) -> None:
+    first = train()
+    found = train(first, lb.MeanField(), out=tmp_path)
+    assert not models_equal(found, first)
+    assert_equal_models(train(first, lb.MeanField(), out=tmp_path), found)
+
+
+def test_what_cannot_be_scored_is_saved_first(tmp_path: Path) -> None:
+    x, y = clusters()[:]
+    data = from_datasets(TensorDataset(x, y), TensorDataset(x[:8], torch.full((8,), -100)))
+    expect(lambda: train(data=data, out=tmp_path, evaluate_every=0), "nothing to score")
+    assert lb.load(tmp_path / "model.safetensors", mlp()).trained_rule == "sample"
+
+
+@pytest.mark.parametrize("share", [0.0, -1.0, float("nan")])
+def test_a_stage_has_a_share(share: float) -> None:
+    expect(lambda: lb.Stage(lb.Deterministic(), share), "share")
+
+
+def test_settings_of_a_later_stage_are_checked_at_once() -> None:
+    @configurable
+    class Misspelt(lb.Deterministic):
+        def stages(self) -> tuple[lb.Stage, ...]:
+            return (lb.Stage(lb.Deterministic()), lb.Stage(self, settings={"lrr": 1}))
+
+        def start(self, training: lb.Training) -> None:
+            raise AssertionError("it has begun")
+
+    expect(lambda: train(method=Misspelt()), "'lrr'", "lr")
+
+
+def test_notes_do_not_stand_in_for_settings() -> None:
+    expect(lambda: train(notes={"recipe": 1}), "'recipe'")
+    expect(lambda: train(notes={"path": Path("a")}), "JSON")

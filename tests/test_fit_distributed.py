@@ -2,6 +2,7 @@
 
 import json
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -13,6 +14,7 @@ import torch
 from training_cases import (
     Staged,
     Watched,
+    WithUnused,
     clusters,
     conv,
     curve,
@@ -20,6 +22,8 @@ from training_cases import (
     mlp,
     run_conv,
     run_mlp,
+    run_signalled,
+    run_unused,
     score_share,
     together,
     without_nan,
@@ -121,6 +125,21 @@ def test_two_killed_processes_go_on_to_the_same_bytes(tmp_path: Path) -> None:
 
     for killed, whole in zip(*(curve(read_record(tmp_path / name)) for name in ("killed", "whole")), strict=True):
         assert killed == {**whole, "loss": pytest.approx(whole["loss"], rel=1e-12)}  # the sums meet in another order
+
+
+def test_two_signalled_processes_stop_together_with_a_checkpoint(tmp_path: Path) -> None:
+    run_by_two(run_mlp, lb.MeanField(), tmp_path / "whole")
+    run_by_two(run_signalled, signal.SIGTERM, 6, tmp_path / "stopped")
+    assert "Stopped at step 8" in (tmp_path / "stopped" / "said.txt").read_text()  # the next log entry
+    assert read_record(tmp_path / "stopped")["status"] == "stopped"
+    run_by_two(run_mlp, lb.MeanField(), tmp_path / "stopped")
+    assert (tmp_path / "stopped" / MODEL).read_bytes() == (tmp_path / "whole" / MODEL).read_bytes()
+
+
+def test_a_parameter_that_nothing_uses_can_be_allowed(tmp_path: Path) -> None:
+    run_by_two(run_unused, tmp_path / "two", unused_parameters=True, optimiser="sgd", lr=0.05)
+    run_unused(tmp_path / "one", accumulate=2, optimiser="sgd", lr=0.05)
+    close_runs(tmp_path / "two", tmp_path / "one", WithUnused())
 
 
 def test_one_process_goes_on_with_the_run_of_two(tmp_path: Path) -> None:

@@ -257,7 +257,7 @@ def test_a_run_that_was_stopped_when_all_steps_were_done_is_finished(tmp_path: P
         ({"epochs": 5}, ["epochs=4", "5"]),
         ({"method": lb.MeanField(prior=lb.Normal(0.3))}, ["scale=0.1", "0.3"]),
         ({"method": lb.Deterministic()}, ["MeanField", "Deterministic"]),
-        ({"notes": {"network": "another"}}, ["network", "another"]),
+        ({"notes": {"place": "another"}}, ["place", "another"]),
     ],
 )
 def test_the_folder_of_another_run_is_refused(settings: dict[str, Any], words: list[str], tmp_path: Path) -> None:
@@ -276,13 +276,25 @@ def other_data() -> Any:
 
 @pytest.mark.parametrize(
     "arguments",
-    [{"data": other_data()}, {"select": "2.weight"}, {"likelihood": lb.Categorical(ignore_index=7)}],
+    [{"data": other_data()}, {"select": lambda name, _: "2" in name}, {"likelihood": lb.Categorical(ignore_index=7)}],
     ids=lambda arguments: next(iter(arguments)),
 )
 def test_the_folder_of_a_run_on_other_things_is_refused(arguments: dict[str, Any], tmp_path: Path) -> None:
     run_mlp(lb.MeanField(), tmp_path)
     given = {"data": task(clusters()), **arguments}
     expect(lambda: fit(mlp(), lb.MeanField(), out=tmp_path, **{**SETTINGS, **given}), str(tmp_path))
+
+
+def test_another_activation_is_another_network(tmp_path: Path) -> None:
+    run_mlp(lb.MeanField(), tmp_path)
+    network = nn.Sequential(nn.Linear(6, 16), nn.Tanh(), nn.Linear(16, 3))
+    expect(lambda: fit(network, lb.MeanField(), task(clusters()), out=tmp_path, **SETTINGS), "architecture")
+
+
+def test_checkpoints_without_a_record_are_refused(tmp_path: Path) -> None:
+    run_mlp(lb.MeanField(), tmp_path)
+    (tmp_path / "run.json").unlink()
+    expect(lambda: run_mlp(lb.MeanField(), tmp_path, seed=1), "run.json", "overwrite")
 
 
 def test_notes_of_any_plain_kind_do_not_make_another_run(tmp_path: Path) -> None:
@@ -354,7 +366,7 @@ def test_a_record_without_a_status_is_named(tmp_path: Path) -> None:
 def test_the_model_of_another_network_is_refused(tmp_path: Path) -> None:
     run_mlp(lb.MeanField(), tmp_path)
     network = nn.Sequential(nn.Linear(6, 7), nn.ReLU(), nn.Linear(7, 3))
-    expect(lambda: fit(network, lb.MeanField(), task(clusters()), out=tmp_path, **SETTINGS), "network")
+    expect(lambda: fit(network, lb.MeanField(), task(clusters()), out=tmp_path, **SETTINGS), "architecture")
 
 
 @pytest.mark.parametrize("overwrite", [False, True])

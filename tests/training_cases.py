@@ -392,6 +392,23 @@ def run_mlp(method: lb.Method, out: Path | None, **settings: Any) -> lb.Bayesian
     return fit(mlp(), method, task(clusters()), out=out, **{**SETTINGS, **settings})
 
 
+class WithUnused(nn.Module):
+    """A network with a layer that nothing passes through."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.used, self.unused = nn.Linear(6, 3), nn.Linear(6, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(batch, 6) → (batch, 3)."""
+        return self.used(x)
+
+
+def run_unused(out: Path, **settings: Any) -> lb.BayesianModel:
+    network = seeded(WithUnused)()
+    return fit(network, lb.Deterministic(), task(clusters()), out=out, **{**SETTINGS, **settings})
+
+
 def score_share(model: Path, examples: int, folder: Path) -> None:
     """Score a model on this process's share of some held-out examples."""
     torch.distributed.init_process_group("gloo")

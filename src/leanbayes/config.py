@@ -79,7 +79,7 @@ def encode(value: Any) -> Any:
         return value
     name = type(value).__name__
     if _TYPES.get(name) is not type(value):
-        raise TypeError(f"{name} cannot be saved: decorate it with leanbayes.config.configurable.")
+        raise LeanBayesError(f"{name} cannot be saved: decorate it with leanbayes.config.configurable.")
     if dataclasses.is_dataclass(value):
         settings = {field.name: getattr(value, field.name) for field in dataclasses.fields(value)}
     else:

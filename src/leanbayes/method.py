@@ -9,6 +9,7 @@ A method is settings alone and has no state: what it must remember lies in buffe
 an optimiser, so that a checkpoint holds it. `lb.fit` calls the hooks; so can any loop (docs/training.md shows one).
 """
 
+import math
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -16,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
+from leanbayes.errors import LeanBayesError
 from leanbayes.layout import Layout
 from leanbayes.posteriors import Posterior
 
@@ -31,21 +33,25 @@ class Stage:
     share: float = 1.0
     settings: Mapping[str, Any] = field(default_factory=dict)
 
+    def __post_init__(self) -> None:
+        if not 0 < self.share < math.inf:
+            raise LeanBayesError(f"share={self.share} must be a positive number.")
+
 
 @dataclass
 class Training:
     """What the hooks see of a training loop, which keeps it up to date.
 
-    step counts the optimiser steps of this stage, of which there are `steps`. batch is the last one that the loss was
-    taken on. batches gives training batches (x, y), in a fixed order and not augmented, to choose or measure on.
-    average is the mean of a tensor over all processes: whatever a hook derives from data must pass through it, so that
-    every process takes the same decision.
+    model is what is trained; `start` may put another in its place. step counts the optimiser steps of this stage, of
+    which there are `steps`. batch is the last one that the loss was taken on. batches gives training batches (x, y), in
+    a fixed order and not augmented, to choose or measure on. average is the mean of a tensor over all processes:
+    whatever a hook derives from data must pass through it, so that every process takes the same decision.
     """
 
     model: "BayesianModel"
     steps: int
     num_data: int
-    batches: Callable[[], Iterable[Any]] = tuple
+    batches: Callable[[], Iterable[Any]] = lambda: ()
     optimisers: list[torch.optim.Optimizer] = field(default_factory=list)
     step: int = 0
     temperature: float = 1.0

@@ -28,12 +28,12 @@ _CHUNK, _DRAW = 1 << 40, 0x1E3779B97F4A7C15  # far apart, so that part i of one 
 
 def of_chunk(key: Tensor, number: int) -> Tensor:
     """Make a key for one chunk of a batch that a draw is made for."""
-    return _fold_in(key, number * _CHUNK)
+    return _fold_in(key, number, _CHUNK)
 
 
-def _fold_in(key: Tensor, offset: int) -> Tensor:
-    wrapped = (offset + (1 << 63)) % (1 << 64) - (1 << 63)
-    return key + torch.tensor([wrapped, 0], dtype=torch.int64, device=key.device) if offset else key
+def _fold_in(key: Tensor, number: int, step: int) -> Tensor:
+    """Move the seed by a number of steps; int64 wraps around."""
+    return key + number * torch.tensor([step, 0], dtype=torch.int64, device=key.device) if number else key
 
 
 class NoiseStream(nn.Module):
@@ -52,7 +52,7 @@ class NoiseStream(nn.Module):
         """
         if number == 0:
             self.state[1] += 1
-        key = _fold_in(self.state, number * _DRAW).clone()
+        key = _fold_in(self.state, number, _DRAW).clone()
         key[1] -= 1
         if torch.distributed.is_available() and torch.distributed.is_initialized():
             key[1] = key[1] * torch.distributed.get_world_size() + torch.distributed.get_rank()

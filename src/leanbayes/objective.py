@@ -97,15 +97,15 @@ def _check_arguments(
 ) -> None:
     if num_data is None:
         raise LeanBayesError("elbo() needs num_data, the number of training examples: pass num_data=len(train_set).")
-    batch = len(next(tensors_of(x), ()))
-    if batch == 0:
+    if not isinstance(y, Tensor):
+        raise LeanBayesError(f"The labels must be a tensor, not {type(y).__name__}.")
+    batch = len(y) if y.dim() else 0
+    if batch == 0 or next(tensors_of(x), None) is None:
         raise LeanBayesError("elbo() got no examples: pass a batch with at least one.")
     if num_data < batch:
         raise LeanBayesError(
             f"num_data={num_data} is smaller than the batch of {batch}: pass the number of training examples."
         )
-    if not isinstance(y, Tensor):
-        raise LeanBayesError(f"The labels must be a tensor, not {type(y).__name__}.")
     if not isinstance(temperature, Tensor) and not 0 <= temperature < math.inf:
         raise LeanBayesError(f"temperature={temperature} must be a finite number and not negative.")
     if not isinstance(samples, int) or samples < 1:

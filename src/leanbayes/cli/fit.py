@@ -1,6 +1,7 @@
 """`leanbayes fit METHOD`: train a network."""
 
 import dataclasses
+import shlex
 from collections.abc import Callable
 from typing import Annotated, Any
 
@@ -41,7 +42,7 @@ def _train(task: Task, method: Method, recipe: Recipe) -> None:
     folder = task.out or default_folder(task, method_name(method), recipe.seed)
     train(prepare(task, recipe.seed), method, recipe, task, folder)
     if is_first_process():
-        print(f"The run is in {folder}. Score it on the test data: leanbayes evaluate {folder}")
+        print(f"The run is in {folder}. Score it on the test data: leanbayes evaluate {shlex.quote(str(folder))}")
 
 
 def _options_class(method: Method) -> Any:

@@ -125,7 +125,7 @@ def held_out(examples: int, share: float, seed: int) -> tuple[list[int], list[in
     if examples < 2:
         raise LeanBayesError(f"{examples} example cannot be split: give two or more, or a validation set.")
     count = min(max(round(examples * share), 1), examples - 1)
-    order = torch.randperm(examples, generator=torch.Generator().manual_seed(mix(seed))).tolist()
+    order = torch.randperm(examples, device="cpu", generator=torch.Generator().manual_seed(mix(seed))).tolist()
     return sorted(order[count:]), sorted(order[:count])
 
 

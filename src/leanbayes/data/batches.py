@@ -89,7 +89,9 @@ class Batches:
 
     def _run(self, number: int, pieces: list[slice]) -> Iterator[tuple[Any, Tensor]]:
         generator = torch.Generator().manual_seed(mix(self.seed, number))
-        order = torch.randperm(self.examples, generator=generator) if self.shuffle else torch.arange(self.examples)
+        order = torch.arange(self.examples, device="cpu")
+        if self.shuffle:
+            order = torch.randperm(self.examples, device="cpu", generator=generator)
         draws = self.augment.draw(self.examples, generator).to(self.device) if self.augment else None
         if self._resident:
             rows = order.to(self.device)

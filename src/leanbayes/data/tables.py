@@ -27,8 +27,8 @@ _TEST_SHARE = 0.1
 def load_toy(validation_share: float, seed: int) -> Data:
     """Make 1000 points of y = x³ + N(0, 3²) with x uniform in [-4, 4], the same in every run."""
     generator = torch.Generator().manual_seed(0)
-    x = torch.rand(1000, dtype=torch.float64, generator=generator) * 8 - 4
-    y = x**3 + 3 * torch.randn(1000, dtype=torch.float64, generator=generator)
+    x = torch.rand(1000, device="cpu", dtype=torch.float64, generator=generator) * 8 - 4
+    y = x**3 + 3 * torch.randn(1000, device="cpu", dtype=torch.float64, generator=generator)
     return table_data("toy", torch.stack([x, y], dim=1).numpy(), validation_share, seed)
 
 

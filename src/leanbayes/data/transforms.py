@@ -74,8 +74,8 @@ class Augment:
 
     def draw(self, examples: int, generator: torch.Generator) -> Draws:
         """Draw what is done to each of some examples, on the CPU."""
-        top, left = torch.randint(2 * self.crop + 1, (2, examples), generator=generator)
-        return Draws(top, left, torch.randint(2, (examples,), generator=generator, dtype=torch.bool))
+        top, left = torch.randint(2 * self.crop + 1, (2, examples), device="cpu", generator=generator)
+        return Draws(top, left, torch.randint(2, (examples,), device="cpu", generator=generator, dtype=torch.bool))
 
     def pad(self, images: Tensor, value: int = 0) -> Tensor:
         """Pad images, or label maps, for `apply`."""

@@ -8,10 +8,11 @@ import torch
 
 
 class Clock:
-    """Seconds of training, of all sittings together; it stands while other things are done."""
+    """Seconds of training, of all sittings together; it stands until it is started, and while other things are done."""
 
     def __init__(self, device: torch.device, seconds: float = 0.0) -> None:
-        self._device, self._seconds, self._mark = device, seconds, time.perf_counter()
+        self._device, self._seconds = device, seconds
+        self._mark: float | None = None
 
     def start(self) -> None:
         """Count from now on."""
@@ -21,14 +22,16 @@ class Clock:
         """Wait for the device, and return the seconds so far."""
         if self._device.type == "cuda":
             torch.cuda.synchronize(self._device)
-        now = time.perf_counter()
-        self._seconds, self._mark = self._seconds + now - self._mark, now
+        if self._mark is not None:
+            now = time.perf_counter()
+            self._seconds, self._mark = self._seconds + now - self._mark, now
         return self._seconds
 
     @contextlib.contextmanager
     def stopped(self) -> Iterator[None]:
         """Do not count what happens inside."""
         self.read()
+        self._mark = None
         try:
             yield
         finally:

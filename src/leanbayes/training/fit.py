@@ -1,12 +1,16 @@
 """`fit`: a training for every method, on accelerate."""
 
-from collections.abc import Mapping
+import contextlib
+import os
+import warnings
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
 from accelerate import Accelerator
 from accelerate.state import AcceleratorState, PartialState
+from accelerate.utils import DistributedDataParallelKwargs
 from torch import nn
 from torch.utils.data import Dataset
 
@@ -45,23 +49,43 @@ def fit(
     if not isinstance(method, Method):
         raise LeanBayesError(f"method must be an instance such as lb.MeanField(), not {method!r}.")
     task = data if isinstance(data, Data) else load(data) if isinstance(data, str) else from_datasets(data, outputs=0)
-    accelerator = _accelerator(recipe)
-    devices = [accelerator.device] if accelerator.device.type == "cuda" else []
-    with torch.random.fork_rng(devices=devices):
+    with _accelerated(recipe) as accelerator, torch.inference_mode(False), torch.enable_grad():
         run = Run(model, method, task, recipe, accelerator, out, likelihood, select, dict(notes or {}))
         return run.train(overwrite, progress and accelerator.is_main_process)
 
 
+@contextlib.contextmanager
+def _accelerated(recipe: Recipe) -> Iterator[Accelerator]:
+    """Give an accelerator, and put accelerate's and torch's global state back as they were."""
+    before = dict(AcceleratorState._shared_state)
+    accelerator = _accelerator(recipe)
+    devices = [accelerator.device] if accelerator.device.type == "cuda" else []
+    try:
+        with torch.random.fork_rng(devices=devices):
+            yield accelerator
+    finally:
+        AcceleratorState._shared_state.clear()
+        AcceleratorState._shared_state.update(before)
+
+
 def _accelerator(recipe: Recipe) -> Accelerator:
-    """Make the accelerator; what an earlier fit in this process has left behind must not bind this one."""
+    """Make an accelerator for this recipe, whatever was made in this process before."""
     cpu = recipe.device == "cpu" or (recipe.device is None and not torch.cuda.is_available())
     if recipe.device == "cuda" and not torch.cuda.is_available():
         raise LeanBayesError("device='cuda' needs a GPU that torch can see: leave it out to train on the CPU.")
     if recipe.precision == "fp16" and cpu:
         raise LeanBayesError("precision='fp16' needs a GPU: use 'bf16' or 'fp32' on a CPU.")
-    precision = {"fp32": "no"}.get(recipe.precision or "", recipe.precision)
     if PartialState._shared_state and (PartialState().device.type == "cpu") != cpu:
         AcceleratorState._reset_state(reset_partial_state=True)
-    elif AcceleratorState._shared_state and AcceleratorState().mixed_precision != (precision or "no"):
-        AcceleratorState._reset_state()
-    return Accelerator(mixed_precision=precision, cpu=cpu)
+    AcceleratorState._shared_state.clear()
+    accelerator = Accelerator(
+        mixed_precision={"fp32": "no"}.get(recipe.precision or "", recipe.precision),
+        cpu=cpu,
+        kwargs_handlers=[DistributedDataParallelKwargs(find_unused_parameters=recipe.unused_parameters)],
+    )
+    if accelerator.num_processes == 1 and "MASTER_PORT" in os.environ and "RANK" not in os.environ:
+        warnings.warn(
+            "A launcher has set MASTER_PORT but started only this process: for several on a CPU, use torchrun.",
+            stacklevel=4,
+        )
+    return accelerator

@@ -62,11 +62,9 @@ class Loop:
                         self._end_of_epoch(epoch + 1, None if skipped else begun)
                     elif training.step % self._recipe.log_every == 0:
                         self._log({})
-                    if run.stop.came:
+                    if self._all_agree(run.stop.came):
                         self._checkpoint()
-                        raise KeyboardInterrupt(
-                            f"Stopped at step {run.steps_done}; the same command goes on from there."
-                        )
+                        raise KeyboardInterrupt(f"Stopped at step {run.steps_done}; the same call goes on from there.")
                     if self._checkpoint_is_due():
                         self._checkpoint()
             self._checkpoint()
@@ -102,7 +100,8 @@ class Loop:
             with contextlib.nullcontext() if last else accelerator.no_sync(self._model):
                 with accelerator.autocast():
                     loss = self._loss_or_stop(x, y)
-                accelerator.backward(loss / recipe.accumulate)
+                part = loss / recipe.accumulate
+                (part if accelerator.scaler is None else accelerator.scaler.scale(part)).backward()
             self._loss_sum += loss.detach() / recipe.accumulate
         self._update()
         self._loss_count += 1
@@ -134,11 +133,13 @@ class Loop:
         minutes, steps = self._recipe.checkpoint_minutes, self._recipe.checkpoint_steps
         if steps is not None and self._run.steps_done % steps == 0:
             return True
-        late = time.monotonic() - self._last_checkpoint > 60 * minutes
+        return self._all_agree(time.monotonic() - self._last_checkpoint > 60 * minutes)
+
+    def _all_agree(self, wish: bool) -> bool:
+        """Whether any process wishes it; they come together for this after a log entry, and one alone need not."""
         if self._accelerator.num_processes == 1:
-            return late
-        # All processes must agree, which they do when they have come together for a log entry.
-        return self._loss_count == 0 and self._run.average(self._loss_sum.new_tensor(late)).item() > 0
+            return wish
+        return self._loss_count == 0 and self._run.average(self._loss_sum.new_tensor(wish)).item() > 0
 
     def _end_of_epoch(self, epoch: int, begun: float | None) -> None:
         """Score on the held-out split; `begun` is when the epoch began, if it was a whole one."""

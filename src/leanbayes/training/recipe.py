@@ -37,6 +37,7 @@ class Recipe:
         compile: run the loss through torch.compile. The first steps take a minute, the others are faster.
         channels_last: keep images and convolutions in the memory format that GPUs prefer.
         device: where to train. None means the GPU, if there is one.
+        unused_parameters: let several processes train a network some of whose parameters a step may not use.
         workers: processes that read data which is not held in memory.
         evaluate_every: epochs from one evaluation on the held-out split to the next. 0 means only at the end.
         refresh_batchnorm: recompute BatchNorm's statistics under the posterior at the end.
@@ -63,6 +64,7 @@ class Recipe:
     compile: bool = False
     channels_last: bool = False
     device: Literal["cpu", "cuda"] | None = None
+    unused_parameters: bool = False
     workers: int = 0
     evaluate_every: int = 1
     refresh_batchnorm: bool = True

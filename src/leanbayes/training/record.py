@@ -16,7 +16,6 @@ import torch
 import leanbayes
 from leanbayes.errors import FileFormatError, LeanBayesError
 
-# What may differ when a run is resumed: none of it changes the result.
 _PARTS = {
     "status": str,
     "config": dict,
@@ -26,7 +25,19 @@ _PARTS = {
     "scores": dict,
     "costs": dict,
 }
-_FREE = ("accumulate", "checkpoint_minutes", "checkpoint_steps", "device", "keep", "workers")
+# Settings of a recipe that may differ when a run is resumed: none of them changes the result.
+_FREE = (
+    "accumulate",
+    "checkpoint_minutes",
+    "checkpoint_steps",
+    "device",
+    "evaluate_every",
+    "keep",
+    "log_every",
+    "precision",  # what came of it is compared
+    "unused_parameters",
+    "workers",
+)
 
 
 class Record:
@@ -36,7 +47,7 @@ class Record:
         self.folder = folder
         self.values: dict[str, Any] = {
             "status": "running",
-            "config": json.loads(json.dumps(config)),  # as it will be read again: a tuple is a list
+            "config": _as_json(config),
             "command": _command(),
             "versions": versions(),
             "machine": machine(),
@@ -101,6 +112,14 @@ def write_json(path: Path, values: Any) -> None:
         ) from None
 
 
+def _as_json(config: dict[str, Any]) -> Any:
+    """Bring settings to what will be read again: a tuple is a list."""
+    try:
+        return json.loads(json.dumps(config))
+    except (TypeError, ValueError) as error:
+        raise LeanBayesError(f"The notes cannot be written as JSON ({error}): give numbers, texts and lists.") from None
+
+
 def _command() -> str:
     """Return the command of this process, without the folders of its machine."""
     program = Path(sys.argv[0])
@@ -145,7 +164,8 @@ def machine() -> dict[str, Any]:
 def _difference(old: Any, new: Any, name: str = "") -> tuple[str, Any, Any] | None:
     """Find the first setting in which two configurations differ."""
     if isinstance(old, dict) and isinstance(new, dict):
-        for key in sorted({*old, *new} - set(_FREE), key=lambda key: (key != "type", key)):
+        free = set(_FREE) if name == "recipe" else set()
+        for key in sorted({*old, *new} - free, key=lambda key: (key != "type", key)):
             found = _difference(old.get(key), new.get(key), f"{name}.{key}".lstrip("."))
             if found:
                 return found

@@ -23,7 +23,7 @@ from leanbayes.bayesian import BayesianModel, bayesianize
 from leanbayes.data import Batches, Data, fingerprint
 from leanbayes.errors import LeanBayesError
 from leanbayes.evaluation import evaluate
-from leanbayes.layout import Select
+from leanbayes.layout import Select, choose
 from leanbayes.likelihoods import Likelihood
 from leanbayes.method import Method, Stage, Training
 from leanbayes.saving import load
@@ -58,37 +58,43 @@ class Run:
         select: Select,
         notes: dict[str, Any],
     ) -> None:
+        self.start = model
+        if isinstance(model, BayesianModel):
+            model = model.to_deterministic()
         if recipe.channels_last:
             model = copy.deepcopy(model).to(memory_format=torch.channels_last)  # type: ignore[call-overload]
         self.network, self.method, self.data, self.recipe, self.accelerator = model, method, data, recipe, accelerator
         self.likelihood, self.select = likelihood or data.likelihood(), select
-        self.folder = None if out is None else Path(out)
+        self.folder = None if out is None else Path(out).expanduser()
         self.checkpoints = None if self.folder is None else Checkpoints(self.folder / "checkpoints", recipe.keep)
         world, rank = accelerator.num_processes, accelerator.process_index
         parts = world * recipe.accumulate
-        self.record = Record(self.folder, {**self._identity(parts), **notes})
+        identity = self._identity(parts)
+        for name in notes:
+            if name in identity:
+                raise LeanBayesError(f"notes cannot have {name!r}, which run.json has already: choose another name.")
+        self.record = Record(self.folder, {**identity, **notes})
         self.batches = self._batches(data.train, True, parts=parts, mine=range(rank, parts, world))
         self.held_out = self._batches(data.validation, False, parts=world, mine=[rank])
         self.stages = _with_epochs(method.stages(), recipe.epochs)
+        self.recipes = [_of_stage(recipe, stage) for stage, _ in self.stages]
         self.steps_done = 0  # of all stages
         self.steps = recipe.epochs * len(self.batches)
 
     def _identity(self, parts: int) -> dict[str, Any]:
         """Describe what a run is: two that differ in this are not one run that goes on."""
-        try:
-            method = config.encode(self.method)
-        except TypeError as error:
-            raise LeanBayesError(str(error)) from None
-        shapes = ((name, tuple(tensor.shape)) for name, tensor in self.network.state_dict().items())
-        chosen = self.select
+        shapes = [(name, tuple(tensor.shape)) for name, tensor in self.network.state_dict().items()]
+        modules = [(name, type(module).__qualname__) for name, module in self.network.named_modules()]
+        selected = None if self.select is None else [slot.name for slot in choose(self.network, self.select)[0]]
         return {
-            "method": method,
+            "method": config.encode(self.method),
             "recipe": config.encode(self.recipe),
+            "precision": self.accelerator.mixed_precision,
             "data": self.data.name,
             "examples": fingerprint(self.data.train),
-            "network": hashlib.sha256(repr(sorted(shapes)).encode()).hexdigest()[:16],
+            "architecture": hashlib.sha256(repr([shapes, modules]).encode()).hexdigest()[:16],
             "likelihood": config.encode(self.likelihood),
-            "select": getattr(chosen, "__qualname__", None) or (None if chosen is None else repr(chosen)),
+            "selected": selected,
             "parts_of_a_batch": parts,  # processes × accumulate
         }
 
@@ -124,21 +130,21 @@ class Run:
         first = self.accelerator.is_main_process
         tensorboard = self.folder / "tensorboard" if self.folder is not None and first else None
         name = type(self.method).__name__
-        alone = self.folder is not None and self.accelerator.num_processes == 1
         with Progress(name, self.steps, shown, tensorboard, self.steps_done) as self.progress:
             where = f" in {self.folder}" if self.folder is not None else ""
             begin = f"going on from step {self.steps_done} of {self.steps}" if state else f"{self.steps} steps"
             self.progress.say(f"{name} on {self.data.name}: {self.batches.examples:,} examples, {begin}{where}")
             self._write_record()
             try:
-                with StopSignals(active=alone) as self.stop:
+                with StopSignals(self.folder is not None, repeated=self.accelerator.num_processes > 1) as self.stop:
                     for number in range(state["stage"] if state else 0, len(self.stages)):
                         bnn = self._train_stage(number, bnn, state)
                         state = None
                 assert bnn is not None
                 return self._finish(bnn)
-            except LeanBayesError as error:
-                self.record.values["status"] = f"failed: {error}"
+            except BaseException as error:
+                stopped = isinstance(error, KeyboardInterrupt)
+                self.record.values["status"] = "stopped" if stopped else f"failed: {error}"
                 with contextlib.suppress(LeanBayesError):  # the first error is the one to tell
                     self._write_record()
                 raise
@@ -155,7 +161,13 @@ class Run:
     def _from_checkpoint(self) -> tuple[BayesianModel | None, dict[str, Any] | None]:
         """Return what the folder holds: the model of a finished run, or a model with the state to go on from."""
         bnn, state = None, None
-        if self.folder is not None and self.checkpoints is not None and (self.folder / "run.json").is_file():
+        if self.folder is None or self.checkpoints is None:
+            return None, None
+        if not (self.folder / "run.json").is_file() and self.checkpoints.latest() is not None:
+            raise LeanBayesError(
+                f"{self.folder} holds checkpoints, but no run.json that tells what they are: remove them, or overwrite."
+            )
+        if (self.folder / "run.json").is_file():
             old = read_record(self.folder)
             self.record.check_same(old)
             latest = self.checkpoints.latest()
@@ -167,7 +179,7 @@ class Run:
                 # The counter of draws counts those of one process.
                 bnn.noise.state[1] = bnn.noise.state[1] * state["processes"] // self.accelerator.num_processes
         self.accelerator.wait_for_everyone()  # nobody writes before all have read
-        if self.folder is not None and self.checkpoints is not None and self.accelerator.is_main_process:
+        if self.accelerator.is_main_process:
             for leftover in self.folder.glob("*.part"):  # of a process that was killed while it wrote
                 leftover.unlink(missing_ok=True)
             self.checkpoints.clean()
@@ -186,7 +198,7 @@ class Run:
             bnn = training.model.to(self.accelerator.device).train()  # which it may have replaced
         else:
             training.step = state["step"]
-        recipe = _of_stage(self.recipe, stage)
+        recipe = self.recipes[number]
         training.optimisers = recipe.optimisers(bnn)
         self.progress.stage(type(stage.method).__name__)
         Loop(self, number, recipe, stage.method, training, state).run()
@@ -194,12 +206,16 @@ class Run:
 
     def _next_model(self, number: int, stage: Stage, bnn: BayesianModel | None) -> BayesianModel:
         return bayesianize(
-            self.network if bnn is None else bnn,
+            self._first() if bnn is None else bnn,
             stage.method,
             select=self.select if stage.method.bayesian_weights else None,
             likelihood=copy.deepcopy(self.likelihood) if bnn is None else None,
             seed=self.recipe.seed + number,
         )
+
+    def _first(self) -> nn.Module:
+        """Return what the first stage starts from: the network, or a Bayesian model with its variances."""
+        return self.start if isinstance(self.start, BayesianModel) else self.network
 
     def _finish(self, bnn: BayesianModel) -> BayesianModel:
         """Refresh BatchNorm, score on the held-out split, and save."""
@@ -210,14 +226,13 @@ class Run:
             some = islice(batches, max(1, REFRESH_EXAMPLES // self.recipe.batch_size))
             with self.accelerator.autocast():
                 bnn.refresh_batchnorm((x for x, _ in some), torch.Generator().manual_seed(self.recipe.seed))
-        scores = self.evaluate(bnn)
         values = self.record.values
-        values["scores"]["validation"] = scores
         values["costs"]["trainable"] = sum(p.numel() for p in bnn.parameters() if p.requires_grad)
         values["costs"]["stored"] = sum(t.numel() for t in bnn.state_dict().values())
         if self.folder is not None and self.accelerator.is_main_process:
             bnn.save(self.folder / _MODEL)
             values["costs"]["file_bytes"] = (self.folder / _MODEL).stat().st_size
+        values["scores"]["validation"] = scores = self.evaluate(bnn)
         values["status"] = "finished"
         self._write_record()
         self.progress.say(f"Held-out split: {in_words(scores)}")
@@ -271,7 +286,19 @@ class Run:
             self.record.write()
 
 
-_FIXED = ("accumulate", "batch_size", "channels_last", "device", "epochs", "precision", "seed", "workers")
+_FIXED = (
+    "accumulate",
+    "batch_size",
+    "channels_last",
+    "device",
+    "epochs",
+    "keep",
+    "precision",
+    "refresh_batchnorm",
+    "seed",
+    "unused_parameters",
+    "workers",
+)
 
 
 def _of_stage(recipe: Recipe, stage: Stage) -> Recipe:
@@ -290,6 +317,6 @@ def _with_epochs(stages: Sequence[Stage], epochs: int) -> list[tuple[Stage, int]
         reached += stage.share
         ends.append(round(epochs * reached / total))
     counts = [end - start for start, end in pairwise(ends)]
-    if min(counts) < 1:
+    if min(counts, default=0) < 1:
         raise LeanBayesError(f"epochs={epochs} are too few for {len(stages)} stages: each needs at least one.")
     return list(zip(stages, counts, strict=True))

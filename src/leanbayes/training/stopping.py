@@ -7,9 +7,13 @@ from typing import Any, Self
 
 
 class StopSignals:
-    """Catches the signals inside a block; a second one stops at once. `active=False` catches none."""
+    """Catches the signals inside a block; `active=False` catches none.
 
-    def __init__(self, active: bool) -> None:
+    A second one stops at once, unless a launcher sends it (`repeated`), which tells its processes again and again.
+    """
+
+    def __init__(self, active: bool, repeated: bool) -> None:
+        self._repeated = repeated
         self._active = active and threading.current_thread() is threading.main_thread()
         self._before: dict[int, Any] = {}
         self.came = False
@@ -26,6 +30,6 @@ class StopSignals:
             signal.signal(number, handler)
 
     def _catch(self, number: int, frame: FrameType | None) -> None:
-        if self.came:
+        if self.came and not self._repeated:
             raise KeyboardInterrupt
         self.came = True
