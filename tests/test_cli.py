@@ -270,7 +270,7 @@ def test_a_flag_beats_the_file_and_the_file_beats_the_preset(cli: Cli) -> None:
     assert told.err == ""
     recipe = read_record("run")["config"]["recipe"]
     assert (recipe["lr"], recipe["batch_size"], recipe["epochs"]) == (5e-4, 100, 1)
-    assert (recipe["temperature"], recipe["weight_decay"]) == (1.0, 0.0)  # the preset of tables
+    assert (recipe["temperature"], recipe["weight_decay"]) == (0.1, 0.0)  # the preset of tables
     assert recipe["warmup"] == Recipe().warmup  # nobody says anything
     cli("fit", "mean-field", "--config=a.yaml", "--out", "other")  # the same method may be named twice
     assert read_record("other")["config"]["recipe"]["lr"] == 1e-3
@@ -428,7 +428,7 @@ def test_a_stopped_run_goes_on_where_it_was(data: str, cli: Cli, monkeypatch: py
         patch.setattr(Loop, "_step", stopped)
         told = cli(*words, "--out", "run", code=130)
     assert re.fullmatch(r"MeanField on [^\n]*\nleanbayes: Stopped\.\n", told.err)
-    assert read_record("run")["status"] == "running"
+    assert read_record("run")["status"] == "stopped"
     assert [path.name for path in Path("run/checkpoints").iterdir()] == ["step-000000010"]
     assert "going on from step 10 of" in cli(*words, "--out", "run").err
     cli(*words, "--out", "whole")
@@ -869,7 +869,7 @@ def test_a_run_that_is_not_finished_is_described(cli: Cli, monkeypatch: pytest.M
 
     monkeypatch.setattr(Loop, "run", stopped)
     cli("fit", "mean-field", *TOY, "--out", "run", code=130)
-    assert re.search(r"^ status +running", cli("info", "run").out, re.MULTILINE)
+    assert re.search(r"^ status +stopped", cli("info", "run").out, re.MULTILINE)
     assert list(json.loads(cli("info", "run", "--json").out)) == ["run"]
 
 
@@ -983,7 +983,7 @@ def check_stopped(folder: Path, told: Told, step: int) -> None:
         rf"leanbayes: Stopped at step {step}; the same command goes on from there\.\n",
         told.err,
     ), told.err
-    assert read_record(folder)["status"] == "running"
+    assert read_record(folder)["status"] == "stopped"
     assert [path.name for path in (folder / "checkpoints").iterdir()] == [f"step-{step:09d}"]
     assert not (folder / "model.safetensors").exists()
 
@@ -1109,3 +1109,17 @@ def test_a_signal_while_a_run_is_finished_loses_nothing(cli: Cli, whole: Path, s
     signals.no_more()
     assert f"going on from step {STEPS} of {STEPS}" in cli(*STOPPED, "--out", "a").err
     assert_same_run(Path("a"), whole)
+
+
+def test_rows_of_a_table_are_predicted_in_the_unit_of_the_target(cli: Cli) -> None:
+    rows = RANDOM.normal(50, 10, (200, 2))
+    table = np.column_stack([rows, 3 * rows[:, 0] - rows[:, 1] + 1000])
+    np.savetxt("a.csv", table, delimiter=",")
+    cli("fit", "mean-field", "--data", "a.csv", "--epochs", 60, "--quiet", "--out", "run")
+    np.savetxt("new.csv", table[:5, :2], delimiter=",")
+    found = json.loads(cli("predict", "run", "new.csv", "--json").out)
+    assert [row["row"] for row in found] == [1, 2, 3, 4, 5]
+    for row, truth in zip(found, table[:, 2], strict=False):
+        assert abs(row["mean"] - truth) < 15  # of a spread of 32
+        assert 0 < row["epistemic_std"] <= row["std"] < 32
+    assert len(cli("predict", "run", "new.csv").out.splitlines()) == 7

@@ -530,7 +530,13 @@ def test_a_foreign_file_is_told(refused: Refused) -> None:
 
 def test_pictures_of_a_run_on_tables_are_refused(refused: Refused, trained: Path) -> None:
     Image.fromarray(np.zeros((8, 8), np.uint8)).save("a.png")
-    expect(refused("predict", trained, "a.png"), "a table", "lb.load")
+    expect(refused("predict", trained, "a.png"), "a table", "not pictures")
+
+
+def test_a_table_that_does_not_fit_the_run_is_told(refused: Refused, trained: Path) -> None:
+    Path("a.csv").write_text("1,2\n3,4\n")
+    expect(refused("predict", trained, "a.csv"), "a.csv", "2 columns", "the 1 inputs")
+    expect(refused("predict", trained, "b.csv"), "no table", "b.csv")
 
 
 def test_a_file_that_is_no_picture_is_told(

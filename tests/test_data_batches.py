@@ -313,7 +313,35 @@ def test_tables_and_small_integers_pass_as_they_are() -> None:
     for dataset in (TensorDataset(x, small), Streamed(TensorDataset(x, small))):
         assert next(Batches(dataset, 10).epoch())[1].dtype == torch.long
     yes = torch.ones(10, dtype=torch.bool)
-    assert next(Batches(TensorDataset(x, yes), 10).epoch())[1].dtype == torch.bool
+    assert next(Batches(TensorDataset(x, yes), 10).epoch())[1].dtype == torch.long
+
+
+def test_one_target_an_example_is_a_vector_of_one_and_floats_take_the_dtype_asked_for() -> None:
+    x, y = torch.randn(10, 4, dtype=torch.float64), torch.randn(10, dtype=torch.float64)
+    for dataset in (TensorDataset(x, y), Streamed(TensorDataset(x, y))):
+        found = next(Batches(dataset, 10, shuffle=False, dtype=torch.float32).epoch())
+        assert torch.equal(found[0], x.float())
+        assert torch.equal(found[1], y.float()[:, None])
+
+
+def test_a_map_of_floats_is_not_cropped() -> None:
+    maps = TensorDataset(torch.rand(4, 3, 8, 8), torch.rand(4, 1, 8, 8))
+    with pytest.raises(lb.LeanBayesError, match="crop=0"):
+        Batches(maps, 4, augment=Augment(2))
+    mirrored = next(Batches(maps, 4, augment=Augment(0)).epoch())
+    assert mirrored[1].shape == (4, 1, 8, 8)
+
+
+def test_examples_of_several_shapes_are_told() -> None:
+    class Uneven(Dataset[Any]):
+        def __len__(self) -> int:
+            return 4
+
+        def __getitem__(self, index: int) -> tuple[Tensor, int]:
+            return torch.zeros(3 + index), 0
+
+    with pytest.raises(lb.LeanBayesError, match=r"\(3,\).*\(4,\).*one size"):
+        next(Batches(Uneven(), 4, shuffle=False).epoch())
 
 
 # -- the user's own data sets -----------------------------------------------------------------------------------------

@@ -31,6 +31,7 @@ from leanbayes.data import (
     load,
     read_image,
     read_images,
+    read_table,
     task_of,
 )
 
@@ -426,7 +427,7 @@ TABLE_DAMAGE: dict[str, tuple[bytes, str]] = {
     "empty cell": (b"1,2,3\n4,,6\n", "line 2, column 2: ''"),
     "short row": (b"1,2,3\n4,5\n", "line 2, has 2 columns"),
     "long row": (b"1 2\n3 4 5\n", "line 2, has 3 columns"),
-    "one column": (b"1\n2\n", "two columns"),
+    "one column": (b"1\n2\n", "2 or more numbers"),
     "only a header": (b"a,b,c\n", "rows"),
     "empty": (b"", "rows"),
     "no text": (b"\xff\xfe\0\0\x80", "no text"),
@@ -554,8 +555,10 @@ def test_wrong_folders_of_pictures_get_one_sentence(tmp_path: Path) -> None:
     (tmp_path / "test").mkdir()
     write_picture(tmp_path / "test" / "0.png", random_bytes(8, 8, 3))
     assert load(tmp_path).test is None  # unlabelled
+    write_folder(tmp_path, ("val",), ("cat",))
+    assert load(tmp_path).classes == ("cat", "dog")  # a rare class may be missing in a split
     write_folder(tmp_path, ("val",), ("cat", "cow"))
-    expect(lambda: load(tmp_path), tmp_path / "val", "cow", "dog")
+    expect(lambda: load(tmp_path), tmp_path / "val", "cow")
     expect(lambda: load(tmp_path, resize=(0, 8)), "resize=(0, 8)")
     expect(lambda: load("digits", resize=(8, 8)), "resize", "digits")
 
@@ -839,3 +842,58 @@ def test_a_fingerprint_tells_data_sets_apart() -> None:
     assert first == fingerprint(ArrayDataset(x.clone(), y.clone()))
     others = [ArrayDataset(x + 1, y), ArrayDataset(x, y + 1), ArrayDataset(x[:19], y[:19])]
     assert len({first, *map(fingerprint, others)}) == 4
+
+
+def test_sixteen_bits_and_the_way_up_of_a_photo_are_kept(tmp_path: Path) -> None:
+    Image.fromarray(np.linspace(0, 65535, 64, dtype=np.uint16).reshape(8, 8)).save(tmp_path / "deep.png")
+    assert 120 < read_image(tmp_path / "deep.png", (1, 8, 8)).float().mean() < 135
+    photo = Image.fromarray(np.concatenate([np.zeros((4, 8)), np.full((4, 8), 255)]).astype(np.uint8))
+    exif = photo.getexif()
+    exif[0x0112] = 3  # it was taken upside down
+    photo.save(tmp_path / "photo.png", exif=exif)
+    assert read_image(tmp_path / "photo.png", (1, 8, 8))[0, 0, 0] == 255
+    assert read_image(tmp_path / "photo.png", (1, 8, 8), stretch=True)[0, 0, 0] == 0  # as its label map is stored
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        b'"cement (kg, m3)","strength"\n"1","2"\n"3","4"\n',
+        b"a, b;c\n1;2\n3;4\n",
+        b"first name\tlast name\n1\t2\n3\t4\n",
+        "größe,höhe\n1,2\n3,4\n".encode("latin-1"),
+    ],
+)
+def test_tables_as_people_have_them_are_read(text: bytes, tmp_path: Path) -> None:
+    (tmp_path / "a.csv").write_bytes(text)
+    assert read_table(tmp_path / "a.csv").tolist() == [[1, 2], [3, 4]]
+
+
+def test_a_first_row_of_missing_values_is_no_header(tmp_path: Path) -> None:
+    (tmp_path / "a.csv").write_bytes(b"NA,NA\n1,2\n")
+    expect(lambda: read_table(tmp_path / "a.csv"), "line 1, column 1", kind=lb.FileFormatError)
+
+
+def test_targets_far_from_the_usual_scale_are_told() -> None:
+    x = torch.randn(50, 2)
+    with pytest.warns(UserWarning, match="standardise"):
+        from_datasets(TensorDataset(x, 1000 * torch.randn(50)))
+    from_datasets(TensorDataset(x, torch.randn(50)))
+
+
+def test_bytes_that_are_no_images_are_told() -> None:
+    flat = TensorDataset(torch.zeros(9, 28, 28, dtype=torch.uint8), torch.arange(9))
+    expect(lambda: from_datasets(flat), "uint8", "channel")
+
+
+def test_classes_are_seen_through_a_split() -> None:
+    class Own(Dataset[Any]):
+        classes = ("a", "b", "c")
+
+        def __len__(self) -> int:
+            return 20
+
+        def __getitem__(self, index: int) -> tuple[torch.Tensor, int]:
+            return torch.zeros(2), index % 3
+
+    assert from_datasets(Subset(Own(), range(10))).outputs == 3

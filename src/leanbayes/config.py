@@ -7,6 +7,8 @@ import typing
 from collections.abc import Mapping
 from typing import Any, Literal, TypeVar
 
+import numpy as np
+
 from leanbayes.errors import FileFormatError, LeanBayesError
 
 T = TypeVar("T")
@@ -32,6 +34,7 @@ def change(value: T, settings: Mapping[str, Any]) -> T:
             hint = f"did you mean {close[0]}?" if close else f"it has {', '.join(known) or 'none'}."
             raise LeanBayesError(f"{type(value).__name__} has no setting {name!r}: {hint}")
         old = getattr(value, name)
+        new = new.item() if isinstance(new, np.generic) else new
         if isinstance(new, Mapping) and dataclasses.is_dataclass(old):
             changes[name] = change(old, new)
         elif not _fits(new, hints[name]):

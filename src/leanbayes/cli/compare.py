@@ -66,7 +66,7 @@ def _compare(options: CompareOptions, methods: dict[str, Method], command: str) 
     for name, method in methods.items():
         place = folder / as_file_name(name)
         bnn = train(prepared, method, recipe, task, place)
-        scores, costs = score(bnn, prepared.data, "test"), read_record(place)["costs"]
+        scores, costs = score(bnn, prepared.data, "test", workers=recipe.workers), read_record(place)["costs"]
         rows[name] = flat(scores, costs)
         figures["results"].append({"name": name, "method": config.encode(method), "scores": scores, "costs": costs})
     if not is_first_process():

@@ -1,6 +1,7 @@
 """`leanbayes evaluate RUN`: score a run on its test data."""
 
 import json
+import math
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -18,7 +19,7 @@ from leanbayes.errors import LeanBayesError
 from leanbayes.evaluation import evaluate
 from leanbayes.training.record import write_json
 
-_BATCH = 500
+_BATCH, _PIXELS = 500, 500 * 64 * 64  # examples, and pixels, of a batch at most
 
 
 @dataclass(frozen=True)
@@ -54,7 +55,8 @@ def evaluate_run(words: list[str]) -> Callable[[], None]:
 
 def _evaluate(options: EvaluateOptions) -> None:
     run = open_run(options.run, options.device)
-    scores = score(run.model, run.data(options.root), options.split, options.samples, options.rule, options.seed)
+    data, workers = run.data(options.root), run.record["config"]["recipe"]["workers"]
+    scores = score(run.model, data, options.split, options.samples, options.rule, options.seed, workers)
     if options.json:
         print(json.dumps({"run": str(options.run), "scores": scores, "costs": run.record["costs"]}, indent=1))
     else:
@@ -65,13 +67,21 @@ def _evaluate(options: EvaluateOptions) -> None:
 
 
 def score(
-    bnn: BayesianModel, data: Data, split: str, samples: int | None = None, rule: str | None = None, seed: int = 0
+    bnn: BayesianModel,
+    data: Data,
+    split: str,
+    samples: int | None = None,
+    rule: str | None = None,
+    seed: int = 0,
+    workers: int = 0,
 ) -> dict[str, Any]:
     """Score a model on a split, and time its predictions."""
     dataset = data.test if split == "test" else data.validation
     if dataset is None:
         raise LeanBayesError(f"{data.name} has no {split} data: add some, or score the validation data.")
-    batches = Batches(dataset, _BATCH, device=bnn.device, shuffle=False, normalise=data.normalise)
+    pixels = math.prod(data.input_shape[1:]) if len(data.input_shape) == 3 else 1
+    size = max(1, min(_BATCH, _PIXELS // pixels))
+    batches = Batches(dataset, size, device=bnn.device, shuffle=False, normalise=data.normalise, workers=workers)
     scale = data.target_std
     scores: dict[str, Any] = evaluate(bnn, batches.epoch(), samples=samples, rule=rule, seed=seed, target_scale=scale)
     scores["examples"] = batches.examples

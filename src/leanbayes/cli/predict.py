@@ -1,4 +1,4 @@
-"""`leanbayes predict RUN IMAGES`: label, probability and uncertainty of pictures."""
+"""`leanbayes predict RUN FILES`: label, probability and uncertainty of pictures; mean and std for rows of tables."""
 
 import json
 from collections.abc import Callable
@@ -10,15 +10,18 @@ import torch
 import tyro
 from rich.markup import escape
 from rich.table import Table
+from torch import Tensor
 
 from leanbayes.cli.options import Run, parse
 from leanbayes.cli.runs import TrainedRun, open_run
 from leanbayes.cli.tables import show
+from leanbayes.data import TABLE_ENDINGS
 from leanbayes.errors import LeanBayesError
 from leanbayes.prediction import ClassPrediction
 
-Images = Annotated[tuple[Path, ...], tyro.conf.Positional, tyro.conf.arg(metavar="IMAGES")]
-_FIGURES = ("probability", "total_uncertainty", "epistemic_uncertainty")
+Files = Annotated[tuple[Path, ...], tyro.conf.Positional, tyro.conf.arg(metavar="IMAGES")]
+_OF_CLASSES = ("probability", "total_uncertainty", "epistemic_uncertainty")
+_OF_NUMBERS = ("mean", "std", "epistemic_std")
 
 
 @dataclass(frozen=True)
@@ -26,7 +29,8 @@ class PredictOptions:
     """Predict pictures: the label, its probability, and how unsure the model is, in nats.
 
     Total uncertainty is the entropy of the prediction; its epistemic part is what more training data could remove. Of
-    a segmentation these are means over the pixels, and the label is the most frequent one.
+    a segmentation these are means over the pixels, and the label is the most frequent one. A run that was trained on a
+    table takes tables of inputs (csv), and predicts a mean and a std for each row, in the target's unit.
 
     Attributes:
         run: folder of the run.
@@ -38,7 +42,7 @@ class PredictOptions:
     """
 
     run: Run
-    images: Images
+    images: Files
     samples: int | None = None
     device: Literal["cpu", "cuda"] | None = None
     seed: int = 0
@@ -55,27 +59,46 @@ def predict_images(words: list[str]) -> Callable[[], None]:
 
 def _predict(options: PredictOptions) -> None:
     run = open_run(options.run, options.device)
-    rows = [_row(run, path, options) for path in options.images]
+    tables = [path.name.lower().endswith(TABLE_ENDINGS) for path in options.images]
+    rows: list[dict[str, Any]] = []
+    for path, table in zip(options.images, tables, strict=True):
+        rows += _of_table(run, path, options) if table else [_of_picture(run, path, options)]
     if options.json:
         print(json.dumps(rows, indent=1))
         return
-    view = Table("image", "label", box=None)
-    for name in _FIGURES:
+    names, form = (_OF_NUMBERS, ".4g") if all(tables) else (_OF_CLASSES, ".3f")
+    first, second = ("table", "row") if all(tables) else ("image", "label")
+    view = Table(first, second, box=None)
+    for name in names:
         view.add_column(name.replace("_", "\n"), justify="right")
     for row in rows:
-        view.add_row(escape(row["image"]), escape(str(row["label"])), *(f"{row[key]:.3f}" for key in _FIGURES))
+        view.add_row(escape(row[first]), escape(str(row[second])), *(f"{row[name]:{form}}" for name in names))
     show("", view)
 
 
-def _row(run: TrainedRun, path: Path, options: PredictOptions) -> dict[str, Any]:
-    """Predict one picture."""
-    x = run.read(path).to(run.model.device)
+def _prediction(run: TrainedRun, x: Tensor, options: PredictOptions) -> Any:
     generator = torch.Generator().manual_seed(options.seed)
-    prediction = run.model.predict(x, options.samples, generator=generator)
+    return run.model.predict(x.to(run.model.device), options.samples, generator=generator)
+
+
+def _of_picture(run: TrainedRun, path: Path, options: PredictOptions) -> dict[str, Any]:
+    prediction = _prediction(run, run.read(path), options)
     if not isinstance(prediction, ClassPrediction):
         raise LeanBayesError(f"The run in {run.folder} does not predict classes: use lb.load and bnn.predict.")
     label = int(prediction.label.flatten().mode().values)
-    classes = run.record["config"].get("classes")
+    classes = run.record["config"]["classes"]
     figures = (prediction.confidence, prediction.entropy, prediction.mutual_information)
-    values = {name: figure.mean().item() for name, figure in zip(_FIGURES, figures, strict=True)}
+    values = {name: figure.mean().item() for name, figure in zip(_OF_CLASSES, figures, strict=True)}
     return {"image": str(path), "label": classes[label] if classes else label, **values}
+
+
+def _of_table(run: TrainedRun, path: Path, options: PredictOptions) -> list[dict[str, Any]]:
+    prediction = _prediction(run, run.read_rows(path), options)
+    scales = run.record["config"]["scales"]
+    mean, std = scales["target_mean"][0], scales["target_std"][0]
+    figures = (prediction.mean * std + mean, prediction.std * std, prediction.epistemic_variance.sqrt() * std)
+    rows = zip(*(figure[:, 0].tolist() for figure in figures), strict=True)
+    return [
+        {"table": str(path), "row": number, **dict(zip(_OF_NUMBERS, row, strict=True))}
+        for number, row in enumerate(rows, start=1)
+    ]

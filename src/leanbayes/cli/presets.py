@@ -16,7 +16,7 @@ _SMALL_IMAGES = {
     "temperature": 0.008,  # the best held-out likelihood of ResNet-18 on CIFAR-10, see experiments/
 }
 _GREY_DIGITS = {"model": "lenet-5", "epochs": 20, "temperature": 0.01}
-_TABLE = {"model": "mlp", "epochs": 200, "batch_size": 32, "lr": 1e-2, "weight_decay": 0.0, "temperature": 1.0}
+_TABLE = {"model": "mlp", "epochs": 200, "batch_size": 32, "lr": 1e-2, "weight_decay": 0.0, "temperature": 0.1}
 _PICTURES = {
     "model": "resnet-18",
     "epochs": 90,
@@ -25,7 +25,7 @@ _PICTURES = {
     "lr": 0.1,
     "workers": _WORKERS,
 }
-_SCENES = {"model": "unet", "epochs": 60, "batch_size": 8, "workers": _WORKERS}
+_SCENES = {"model": "unet", "epochs": 60, "batch_size": 8, "lr": 3e-3, "workers": _WORKERS}
 
 PRESETS: dict[str, dict[str, Any]] = {
     # A thousand images cannot pay for the whole KL of sixty thousand weights: a temperature of 1 would leave them at

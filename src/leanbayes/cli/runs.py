@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from leanbayes.bayesian import BayesianModel
 from leanbayes.cli.options import Task
-from leanbayes.data import Data, Normalise, load, read_image
+from leanbayes.data import Data, Normalise, load, read_image, read_table
 from leanbayes.errors import LeanBayesError
 from leanbayes.method import Method
 from leanbayes.methods import METHODS
@@ -43,7 +43,9 @@ def prepare(task: Task, seed: int) -> Prepared:
     }
     model = {"name": task.model, "input_shape": data.input_shape, "outputs": data.outputs, "options": options}
     normalise = None if data.normalise is None else dataclasses.asdict(data.normalise)
-    return Prepared(data, network, {"source": source, "model": model, "classes": data.classes, "normalise": normalise})
+    scales = {name: getattr(data, name) for name in ("input_mean", "input_std", "target_mean", "target_std")}
+    notes = {"source": source, "model": model, "classes": data.classes, "normalise": normalise, "scales": scales}
+    return Prepared(data, network, notes)
 
 
 def _option(text: str) -> tuple[str, Any]:
@@ -115,12 +117,24 @@ class TrainedRun:
         config = self.record["config"]
         shape = tuple(config["model"]["input_shape"])
         if len(shape) != 3:
-            raise LeanBayesError(
-                f"The run in {self.folder} was trained on a table, not on pictures: use lb.load and bnn.predict."
-            )
+            raise LeanBayesError(f"The run in {self.folder} was trained on a table: give tables, not pictures.")
         image = read_image(path, shape, stretch=config["source"]["task"] == "segmentation")[None]
         normalise = config["normalise"]
         return image if normalise is None else Normalise(tuple(normalise["mean"]), tuple(normalise["std"]))(image)
+
+    def read_rows(self, path: Path) -> Tensor:
+        """Read a table of inputs, standardised as those of the training were: (rows, features)."""
+        scales = self.record["config"].get("scales", {})
+        features = len(scales.get("input_mean", ()))
+        if not features:
+            raise LeanBayesError(f"The run in {self.folder} was not trained on a table: give pictures.")
+        if not path.is_file():
+            raise LeanBayesError(f"There is no table {path}: check the path.")
+        rows = torch.from_numpy(read_table(path, least_columns=1).copy())
+        if rows.shape[1] != features:
+            raise LeanBayesError(f"{path} has {rows.shape[1]} columns: give the {features} inputs, without the target.")
+        mean, std = (torch.tensor(scales[name], dtype=torch.float64) for name in ("input_mean", "input_std"))
+        return ((rows - mean) / std).float()
 
 
 def open_run(folder: Path, device: str | None = None) -> TrainedRun:

@@ -5,11 +5,13 @@ from leanbayes.data.batches import Batches
 from leanbayes.data.pictures import read_image
 from leanbayes.data.registry import NAMES, load, read_images, task_of
 from leanbayes.data.streaming import fingerprint
+from leanbayes.data.tables import TABLE_ENDINGS, read_table
 from leanbayes.data.transforms import Augment, Normalise
 from leanbayes.data.wrapping import from_datasets
 
 __all__ = [
     "NAMES",
+    "TABLE_ENDINGS",
     "ArrayDataset",
     "Augment",
     "Batches",
@@ -20,5 +22,6 @@ __all__ = [
     "load",
     "read_image",
     "read_images",
+    "read_table",
     "task_of",
 ]

@@ -31,7 +31,9 @@ class Data:
     normalise: Normalise | None = None  # applied on the device to every batch of images
     augment: Augment | None = None  # applied to training batches only
     ignore_index: int = -100
-    target_mean: tuple[float, ...] = ()  # regression: targets are standardised, and these undo it
+    input_mean: tuple[float, ...] = ()  # tables: inputs are standardised, and so must new ones be
+    input_std: tuple[float, ...] = ()
+    target_mean: tuple[float, ...] = ()  # tables: targets are standardised, and these undo it
     target_std: tuple[float, ...] = ()
 
     def likelihood(self) -> Likelihood:

@@ -22,6 +22,7 @@ class Batches:
 
     A batch of `batch_size` examples is one optimiser step, cut into `parts` micro-batches, of which this process gets
     those numbered in `mine`. Tensors in memory are put on the device once; other data sets are read by `workers`.
+    Floats become `dtype`, where it is given. A float label of one number is a vector of one target.
     """
 
     def __init__(
@@ -40,7 +41,9 @@ class Batches:
         channels_last: bool = False,
         drop_last: bool | None = None,
         ignore_index: int = -100,
+        dtype: torch.dtype | None = None,
     ) -> None:
+        self.dtype = dtype
         self.dataset, self.device, self.seed, self.shuffle = dataset, torch.device(device), seed, shuffle
         self.augment, self.normalise, self.workers, self.ignore_index = augment, normalise, workers, ignore_index
         self.memory_format = torch.channels_last if channels_last else torch.contiguous_format
@@ -119,14 +122,22 @@ class Batches:
             x = self.normalise(x) if self.normalise else x
         return x, y
 
+    def _as_dtype(self, tensor: Tensor) -> Tensor:
+        return tensor.to(self.dtype) if self.dtype is not None and tensor.is_floating_point() else tensor
+
     def _padded(self, x: Any, y: Any) -> tuple[Any, Tensor]:
         """Pad images for random crops, and maps of labels with them, whose integers become int64."""
         if not isinstance(y, Tensor):
             raise LeanBayesError(f"Labels must be numbers or tensors, but are {type(y).__name__}: convert them.")
-        if not y.is_floating_point() and y.dtype != torch.bool:
+        x, y = map_tensors(self._as_dtype, x), self._as_dtype(y)
+        if not y.is_floating_point():
             y = y.long()
+        elif y.dim() == 1:  # one target an example, as a network with one output gives it
+            y = y[:, None]
         if not (self.augment and _are_images(x)):
             return x, y
+        if y.dim() > 2 and self.augment.crop and y.is_floating_point():
+            raise LeanBayesError("A map of floats has no label for the pixels that a crop adds: use Augment(crop=0).")
         if y.dim() > 2:
             if y.shape[-2:] != x.shape[-2:]:
                 raise LeanBayesError(

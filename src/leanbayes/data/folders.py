@@ -48,11 +48,10 @@ def load_folder(path: Path, size: Size | None, validation_share: float, seed: in
         folder = path / split
         if not folder.is_dir() or (split == "test" and not _class_names(folder)):
             continue
-        if _class_names(folder) != classes:
-            differing = sorted(set(classes) ^ set(_class_names(folder)))
+        unknown = sorted(set(_class_names(folder)) - set(classes))
+        if unknown:
             raise LeanBayesError(
-                f"{folder} and {path}/train have different classes (only one has {', '.join(differing[:5])}): give "
-                "both the same folders."
+                f"{folder} has classes that {path}/train has not ({', '.join(unknown[:5])}): give both the same."
             )
         splits[split] = PictureFolder(folder, classes, size)
     train, validation, test = arrange(splits["train"], splits.get("val"), splits.get("test"), validation_share, seed)

@@ -14,7 +14,7 @@ from leanbayes.data.transforms import Normalise
 from leanbayes.errors import LeanBayesError
 
 Size = tuple[int, int]  # height, width
-PICTURE_ENDINGS = (".jpg", ".jpeg", ".png", ".webp", ".bmp", ".ppm")
+PICTURE_ENDINGS = (".jpg", ".jpeg", ".png", ".webp", ".bmp", ".ppm", ".gif", ".tif", ".tiff")
 IMAGENET_NORMALISE = Normalise((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
 
 
@@ -40,24 +40,34 @@ def read_picture(path: str, change: Callable[[Any], Any]) -> Array:
         raise damaged(Path(path), error) from None
 
 
-def covering(path: str, size: Size) -> Array:
-    """Read a picture as RGB, scaled to cover the size, and its centre."""
-    height, width = size
+def covering(path: str, size: Size, mode: str = "RGB") -> Array:
+    """Read a picture the right way up, scaled to cover the size, and take its centre."""
+    images, smooth = needed("PIL.ImageOps", "pillow"), needed("PIL.Image", "pillow").Resampling.BILINEAR
 
     def change(picture: Any) -> Any:
-        picture.draft("RGB", (width, height))  # a JPEG is decoded at the next smaller scale
-        fit = needed("PIL.ImageOps", "pillow").fit
-        return fit(picture.convert("RGB"), (width, height), needed("PIL.Image", "pillow").Resampling.BILINEAR)
+        picture.draft(mode, size[::-1])  # a JPEG is decoded at the next smaller scale
+        return images.fit(_as_bytes(images.exif_transpose(picture)).convert(mode), size[::-1], smooth)
 
     return read_picture(path, change)
 
 
-def stretched(path: str, size: Size | None) -> Array:
-    """Read a picture as RGB, stretched to the size."""
+def stretched(path: str, size: Size | None, mode: str = "RGB") -> Array:
+    """Read a picture as it is stored, as label maps are, stretched to the size."""
     smooth = needed("PIL.Image", "pillow").Resampling.BILINEAR
-    return read_picture(
-        path, lambda picture: picture.convert("RGB").resize(size[::-1] if size else picture.size, smooth)
-    )
+
+    def change(picture: Any) -> Any:
+        return _as_bytes(picture).convert(mode).resize(size[::-1] if size else picture.size, smooth)
+
+    return read_picture(path, change)
+
+
+def _as_bytes(picture: Any) -> Any:
+    """Bring 16 bits to 8, where pillow would cut off what is above 255, and a transparent palette to colours."""
+    library = needed("PIL.Image", "pillow")
+    if picture.mode.startswith("I"):
+        values = np.asarray(picture)
+        return library.fromarray((values >> 8).clip(0, 255).astype(np.uint8)) if values.max() > 255 else picture
+    return picture.convert("RGBA") if "transparency" in picture.info else picture
 
 
 def read_image(path: str | Path, shape: tuple[int, ...], stretch: bool = False) -> Tensor:
@@ -70,13 +80,8 @@ def read_image(path: str | Path, shape: tuple[int, ...], stretch: bool = False) 
         raise LeanBayesError(f"A picture cannot be read with {channels} channels: give the network a tensor instead.")
     if not Path(path).is_file():
         raise LeanBayesError(f"There is no picture {path}: check the path.")
-    fit, smooth = needed("PIL.ImageOps", "pillow").fit, needed("PIL.Image", "pillow").Resampling.BILINEAR
-
-    def change(picture: Any) -> Any:
-        picture = picture.convert("L" if channels == 1 else "RGB")
-        return picture.resize((width, height), smooth) if stretch else fit(picture, (width, height), smooth)
-
-    values = read_picture(str(path), change)
+    read = stretched if stretch else covering
+    values = read(str(path), (height, width), "L" if channels == 1 else "RGB")
     return as_image(values.reshape(height, width, channels))
 
 

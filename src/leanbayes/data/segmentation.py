@@ -124,6 +124,6 @@ def load_segmentation(path: Path, size: Size | None, validation_share: float, se
 
 
 def _any_labels(pairs: list[Pair]) -> bool:
-    """Tell whether pictures are labelled: the first label map that is there has a label that counts."""
-    first = next((pair for pair in pairs if Path(pair.labels).is_file()), None)
-    return first is not None and bool((first.meaning[stretched_labels(first.labels, None)] != VOID).any())
+    """Tell whether pictures are labelled: one of the first label maps that are there has a label that counts."""
+    there = [pair for pair in pairs if Path(pair.labels).is_file()][:10]
+    return any((pair.meaning[stretched_labels(pair.labels, None)] != VOID).any() for pair in there)

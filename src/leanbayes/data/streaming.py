@@ -65,7 +65,19 @@ class _SeededExamples(Dataset[Any]):
 
 
 def _collate(examples: Any) -> Any:
-    return examples if isinstance(examples, LeanBayesError) else default_collate(examples)
+    """Make a batch of examples, or hand on an error."""
+    if isinstance(examples, LeanBayesError):
+        return examples
+    try:
+        return default_collate(examples)
+    except RuntimeError as error:
+        shapes = {tuple(tuple(tensor.shape) for tensor in tensors_of(list(example))) for example in examples}
+        if len(shapes) < 2:
+            raise
+        one, other = sorted(shapes)[:2]
+        return LeanBayesError(
+            f"Examples of the shapes {one} and {other} do not fit into one batch: bring them to one size ({error})."
+        )
 
 
 def stream(

@@ -1,5 +1,6 @@
 """Tables of numbers for regression: text files with the target in the last column, and a toy function."""
 
+import csv
 import math
 from array import array
 from pathlib import Path
@@ -22,6 +23,7 @@ UCI_FILES = {
 }
 TABLE_ENDINGS = (".txt", ".csv", ".data", ".txt.gz", ".csv.gz", ".data.gz")
 _TEST_SHARE = 0.1
+_MISSING = ("", "?", "na", "nan", "n/a", "null", "none")
 
 
 def load_toy(validation_share: float, seed: int) -> Data:
@@ -43,23 +45,24 @@ def load_table(path: Path, validation_share: float, seed: int) -> Data:
     return table_data(path.name, read_table(path), validation_share, seed)
 
 
-def read_table(path: Path) -> Array:
+def read_table(path: Path, least_columns: int = 2) -> Array:
     """Read numbers separated by commas, semicolons or white space; a first line without any number is a header."""
+    content = read_bytes(path)
+    if b"\0" in content:
+        raise FileFormatError(f"{path} is no text file: give a table of numbers.")
     try:
-        lines = read_bytes(path).decode("utf-8-sig").splitlines()
-    except UnicodeDecodeError as error:
-        raise FileFormatError(f"{path} is no text file ({error}): give a table of numbers.") from None
-    numbers, columns, separator = array("d"), 0, None
+        lines = content.decode("utf-8-sig").splitlines()
+    except UnicodeDecodeError:
+        lines = content.decode("latin-1").splitlines()  # then a header has letters of an older encoding
+    numbers, columns, separator = array("d"), 0, _separator(lines)
     for number, line in enumerate(lines, start=1):
         if not line.strip():
             continue
-        if not columns:
-            separator = next((mark for mark in ",;" if mark in line), None)
-        cells = line.split(separator)
+        cells = next(csv.reader([line], delimiter=separator)) if separator else line.split()
         values = [_number(cell) for cell in cells]
         if not columns:
             columns = len(cells)
-            if all(map(math.isnan, values)):
+            if all(map(math.isnan, values)) and not all(cell.strip().lower() in _MISSING for cell in cells):
                 continue
         if len(cells) != columns:
             raise FileFormatError(
@@ -72,11 +75,17 @@ def read_table(path: Path) -> Array:
                 "remove it."
             )
         numbers.extend(values)
-    if columns < 2 or not numbers:
+    if columns < least_columns or not numbers:
         raise FileFormatError(
-            f"{path} should have rows of two columns or more, the target in the last: check the file."
+            f"{path} should have rows of {least_columns} or more numbers, the target in the last: check the file."
         )
     return np.frombuffer(numbers).reshape(-1, columns)
+
+
+def _separator(lines: list[str]) -> str | None:
+    """Find what separates the cells: what the second line has, since a header may have anything."""
+    first = [line for line in lines if line.strip()][:2]
+    return next((mark for mark in ";,\t" if first and mark in first[-1]), None)
 
 
 def _number(cell: str) -> float:
@@ -92,6 +101,8 @@ def table_data(name: str, table: Array, validation_share: float, seed: int) -> D
     kept, held = held_out(len(rest), validation_share, seed)
     train, validation = (np.asarray(rest)[rows] for rows in (kept, held))
     mean, std = table[train].mean(0), table[train].std(0)
+    if not np.isfinite(std).all():
+        raise FileFormatError(f"{name} has numbers that are too large to standardise: scale its columns.")
     std[std <= 1e-12 * np.abs(mean)] = 1.0  # a constant column becomes zero
     splits = []
     for rows in (train, validation, test):
@@ -105,6 +116,8 @@ def table_data(name: str, table: Array, validation_share: float, seed: int) -> D
         test=splits[2],
         input_shape=(table.shape[1] - 1,),
         outputs=1,
+        input_mean=tuple(mean[:-1].tolist()),
+        input_std=tuple(std[:-1].tolist()),
         target_mean=(float(mean[-1]),),
         target_std=(float(std[-1]),),
     )

@@ -22,6 +22,9 @@ class Normalise:
     std: tuple[float, ...]
 
     def __post_init__(self) -> None:
+        for name in ("mean", "std"):  # a number or a list will do
+            value = getattr(self, name)
+            object.__setattr__(self, name, (value,) if isinstance(value, (int, float)) else tuple(value))
         if len(self.mean) != len(self.std) or not all(math.isfinite(s) and s > 0 for s in self.std):
             raise LeanBayesError(f"{self} needs a mean and a positive std for each channel.")
 

@@ -1,5 +1,6 @@
 """Data sets of one's own: any map-style data set of (input, label) pairs becomes `Data`."""
 
+import warnings
 from collections.abc import Mapping, Sequence
 from typing import Any, get_args
 
@@ -50,10 +51,15 @@ def from_datasets(
         raise LeanBayesError(f"There is no task {task!r}: choose one of {', '.join(get_args(Task))}.")
     names = tuple(classes) or tuple(str(item) for item in getattr(train, "classes", ()))
     if outputs is None:
-        outputs = (
-            (y.shape[-1] if y.dim() else 1) if task == "regression" else _count_classes(train, names, ignore_index)
-        )
-    if isinstance(x, Tensor) and x.dtype == torch.uint8 and x.dim() == 3:
+        outputs = _count_targets(y) if task == "regression" else _count_classes(train, names, ignore_index)
+    if task == "regression":
+        _warn_of_scale(train)
+    if isinstance(x, Tensor) and x.dtype == torch.uint8:
+        if x.dim() != 3:
+            raise LeanBayesError(
+                f"Inputs are uint8 of shape {tuple(x.shape)}: give images a channel, (channels, height, width), or "
+                "make floats of them."
+            )
         normalise = normalise or Normalise((0.0,), (1.0,))
     if input_shape is None:
         input_shape = tuple(x.shape) if isinstance(x, Tensor) else ()
@@ -82,7 +88,7 @@ def _tensor(value: Any, what: str) -> Any:
     if isinstance(value, (Tensor, np.ndarray, np.generic, bool, int, float)):
         return torch.as_tensor(value)
     raise LeanBayesError(
-        f"The data set yields an {what} of type {type(value).__name__}: give it a transform that makes tensors."
+        f"The data set yields {type(value).__name__} as the {what}: give it a transform that makes tensors."
     )
 
 
@@ -92,11 +98,34 @@ def _task(y: Tensor) -> Task:
     return "segmentation" if y.dim() > 1 else "classification"
 
 
+def _count_targets(y: Tensor) -> int:
+    """Count the outputs that targets need: values of a vector, or channels of a map."""
+    return 1 if not y.dim() else y.shape[0] if y.dim() > 2 else y.shape[-1]
+
+
+def _warn_of_scale(train: Any) -> None:
+    """Warn of targets that the usual first noise and learning rates do not suit, where they can be looked at."""
+    tensors = in_memory(train)
+    if tensors is None or len(tensors.labels()) < 2:
+        return
+    targets = tensors.labels().double().flatten()
+    mean, std = float(targets.mean()), float(targets.std())
+    if not 0.05 <= std <= 20 or abs(mean) > 5 * std:
+        warnings.warn(
+            f"The targets have a mean of {mean:.3g} and a std of {std:.3g}: standardise them, or the noise of the data "
+            "and the network will be long in finding their scale.",
+            stacklevel=3,
+        )
+
+
 def _count_classes(train: Any, names: tuple[str, ...], ignore_index: int) -> int:
     if names:
         return len(names)
     tensors = in_memory(train)
     labels = getattr(train, "targets", None) if tensors is None else tensors.labels()
+    if labels is None and isinstance(train, Subset):
+        whole: Any = train.dataset
+        return _count_classes(whole, tuple(getattr(whole, "classes", ())), ignore_index)
     if labels is None:
         raise LeanBayesError("The number of classes cannot be seen in the data set: give outputs=, or classes=.")
     labels = torch.as_tensor(labels)

@@ -71,6 +71,10 @@ class Scores:
         p, labels = probs[counted], y[counted]
         if not len(labels):
             return
+        if labels.is_floating_point() or labels.min() < 0 or labels.max() >= p.shape[-1]:
+            raise LeanBayesError(
+                f"Labels must be integers from 0 to {p.shape[-1] - 1}: mend them, or set ignore_index."
+            )
         entropy = prediction.entropy[counted]
         chosen = p.gather(-1, labels[:, None])[:, 0]
         confidence, answer = p.max(-1)

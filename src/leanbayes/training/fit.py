@@ -27,7 +27,7 @@ from leanbayes.training.run import Run
 def fit(
     model: nn.Module,
     method: Method,
-    data: Data | Dataset[Any] | str,
+    data: Data | Dataset[Any] | str | Path,
     *,
     out: str | Path | None = None,
     likelihood: Likelihood | None = None,
@@ -48,7 +48,13 @@ def fit(
     recipe = Recipe().changed(settings)
     if not isinstance(method, Method):
         raise LeanBayesError(f"method must be an instance such as lb.MeanField(), not {method!r}.")
-    task = data if isinstance(data, Data) else load(data) if isinstance(data, str) else from_datasets(data, outputs=0)
+    task = (
+        data
+        if isinstance(data, Data)
+        else load(data)
+        if isinstance(data, (str, Path))
+        else from_datasets(data, outputs=0)
+    )
     with _accelerated(recipe) as accelerator, torch.inference_mode(False), torch.enable_grad():
         run = Run(model, method, task, recipe, accelerator, out, likelihood, select, dict(notes or {}))
         return run.train(overwrite, progress and accelerator.is_main_process)

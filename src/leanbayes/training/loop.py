@@ -64,7 +64,9 @@ class Loop:
                         self._log({})
                     if self._all_agree(run.stop.came):
                         self._checkpoint()
-                        raise KeyboardInterrupt(f"Stopped at step {run.steps_done}; the same call goes on from there.")
+                        raise KeyboardInterrupt(
+                            f"Stopped at step {run.steps_done}; the same command goes on from there."
+                        )
                     if self._checkpoint_is_due():
                         self._checkpoint()
             self._checkpoint()

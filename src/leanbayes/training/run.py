@@ -109,7 +109,8 @@ class Run:
             normalise=self.data.normalise,
             workers=self.recipe.workers,
             channels_last=self.recipe.channels_last,
-            ignore_index=self.data.ignore_index,
+            ignore_index=getattr(self.likelihood, "ignore_index", self.data.ignore_index),
+            dtype=_input_dtype(self.network),
             **share,
         )
 
@@ -284,6 +285,12 @@ class Run:
     def _write_record(self) -> None:
         if self.accelerator.is_main_process:
             self.record.write()
+
+
+def _input_dtype(network: nn.Module) -> torch.dtype | None:
+    """Return what the inputs of a network in single or double precision must be."""
+    first = next((p.dtype for p in network.parameters() if p.is_floating_point()), None)
+    return first if first in (torch.float32, torch.float64) else None
 
 
 _FIXED = (
