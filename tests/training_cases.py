@@ -334,10 +334,11 @@ def run_until_killed(call: int, after: bool, *args: Any, **settings: Any) -> Non
             count += 1
             if count == call and not after:
                 os.kill(os.getpid(), signal.SIGKILL)
-            result = function(*args, **kwargs)
-            if count == call:
-                os.kill(os.getpid(), signal.SIGKILL)
-            return result
+            try:
+                return function(*args, **kwargs)
+            finally:
+                if count == call:
+                    os.kill(os.getpid(), signal.SIGKILL)
 
         return counted
 

@@ -1,7 +1,6 @@
 """Settings that travel through JSON: only registered types are ever built from a file."""
 
 import dataclasses
-import difflib
 import types
 import typing
 from collections.abc import Mapping
@@ -9,7 +8,7 @@ from typing import Any, Literal, TypeVar
 
 import numpy as np
 
-from leanbayes.errors import FileFormatError, LeanBayesError
+from leanbayes.errors import FileFormatError, LeanBayesError, did_you_mean
 
 T = TypeVar("T")
 _TYPES: dict[str, type] = {}
@@ -30,8 +29,7 @@ def change(value: T, settings: Mapping[str, Any]) -> T:
     changes = {}
     for name, new in settings.items():
         if name not in known:
-            close = difflib.get_close_matches(str(name), known, 1)
-            hint = f"did you mean {close[0]}?" if close else f"it has {', '.join(known) or 'none'}."
+            hint = did_you_mean(name, known, f"it has {', '.join(known) or 'none'}.")
             raise LeanBayesError(f"{type(value).__name__} has no setting {name!r}: {hint}")
         old = getattr(value, name)
         new = new.item() if isinstance(new, np.generic) else new

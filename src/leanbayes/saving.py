@@ -5,7 +5,6 @@ import itertools
 import json
 import math
 import os
-import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -18,6 +17,7 @@ from torch import Tensor, nn
 from leanbayes import config
 from leanbayes.bayesian import BayesianModel, assemble
 from leanbayes.errors import FileFormatError, LeanBayesError
+from leanbayes.files import written_whole
 from leanbayes.layout import Layout, Report, ReportRow
 from leanbayes.likelihoods import Likelihood
 from leanbayes.method import Method
@@ -41,27 +41,11 @@ def save(bnn: BayesianModel, path: str | os.PathLike[str]) -> None:
         "aliases": aliases,
         "frozen": [name for name, p in bnn.named_parameters() if not p.requires_grad],
     }
-    target = Path(path)
-    try:
-        descriptor, temporary = tempfile.mkstemp(dir=target.parent, prefix=target.name, suffix=".part")
-    except OSError as error:
-        raise LeanBayesError(
-            f"Cannot write {target}: {error.strerror}; choose a folder that exists and is writable."
-        ) from None
-    os.close(descriptor)
-    try:
-        save_file(tensors, temporary, metadata={_HEADER: json.dumps(header)})
-        with open(temporary, "rb") as file:
-            os.fsync(file.fileno())
-        umask = os.umask(0)
-        os.umask(umask)
-        os.chmod(temporary, 0o666 & ~umask)
-        os.replace(temporary, target)
-    except (OSError, SafetensorError) as error:
-        raise LeanBayesError(f"Cannot write {target}: {error}; an older file there is intact.") from None
-    finally:
-        with contextlib.suppress(FileNotFoundError):
-            os.unlink(temporary)
+    with written_whole(path) as temporary:
+        try:
+            save_file(tensors, temporary, metadata={_HEADER: json.dumps(header)})
+        except SafetensorError as error:
+            raise OSError(str(error)) from None
 
 
 def load(path: str | os.PathLike[str], model: nn.Module) -> BayesianModel:

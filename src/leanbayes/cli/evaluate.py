@@ -11,7 +11,7 @@ from typing import Any, Literal
 import torch
 
 from leanbayes.bayesian import BayesianModel
-from leanbayes.cli.options import Run, parse
+from leanbayes.cli.options import RunFolder, parse
 from leanbayes.cli.runs import open_run
 from leanbayes.cli.tables import scores_table, show
 from leanbayes.data import Batches, Data
@@ -37,7 +37,7 @@ class EvaluateOptions:
         json: print JSON, not a table.
     """
 
-    run: Run
+    run: RunFolder
     samples: int | None = None
     rule: Literal["sample", "flipout", "local", "mean"] | None = None
     root: Path | None = None

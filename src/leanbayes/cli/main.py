@@ -4,7 +4,6 @@ Exit codes: 0 success; 1 the command failed; 2 it was called in a wrong way; 130
 """
 
 import contextlib
-import difflib
 import os
 import sys
 import warnings
@@ -14,7 +13,7 @@ from typing import Any
 import torch
 
 import leanbayes
-from leanbayes.errors import LeanBayesError, RuleMismatchWarning
+from leanbayes.errors import LeanBayesError, RuleMismatchWarning, did_you_mean
 from leanbayes.methods import METHODS
 
 USAGE = f"""usage: leanbayes COMMAND ...
@@ -67,8 +66,7 @@ def _run(words: list[str]) -> int:
         return 0
     commands = _commands()
     if words[0] not in commands:
-        close = difflib.get_close_matches(words[0], commands, 1)
-        hint = f"did you mean {close[0]}?" if close else f"use one of {', '.join(commands)}."
+        hint = did_you_mean(words[0], commands, f"use one of {', '.join(commands)}.")
         return _complain(f"There is no command {words[0]!r}: {hint}", 2)
     try:
         action = commands[words[0]](words[1:])

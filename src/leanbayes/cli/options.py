@@ -19,7 +19,7 @@ from leanbayes.training import Recipe
 
 T = TypeVar("T")
 Flat = tyro.conf.arg(name="")  # the flags of a part, without its name before them
-Run = Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="RUN")]
+RunFolder = Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="RUN")]
 
 
 @dataclass(frozen=True)

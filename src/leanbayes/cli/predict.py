@@ -12,7 +12,7 @@ from rich.markup import escape
 from rich.table import Table
 from torch import Tensor
 
-from leanbayes.cli.options import Run, parse
+from leanbayes.cli.options import RunFolder, parse
 from leanbayes.cli.runs import TrainedRun, open_run
 from leanbayes.cli.tables import show
 from leanbayes.data import TABLE_ENDINGS
@@ -41,7 +41,7 @@ class PredictOptions:
         json: print JSON, not a table.
     """
 
-    run: Run
+    run: RunFolder
     images: Files
     samples: int | None = None
     device: Literal["cpu", "cuda"] | None = None

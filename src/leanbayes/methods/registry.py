@@ -1,12 +1,11 @@
 """Methods by name, with the settings that they have by default on the command line."""
 
 import ast
-import difflib
 from collections.abc import Mapping
 from typing import Any
 
 from leanbayes import config
-from leanbayes.errors import LeanBayesError
+from leanbayes.errors import LeanBayesError, did_you_mean
 from leanbayes.method import Method
 from leanbayes.methods.deterministic import Deterministic
 from leanbayes.methods.ensemble import Ensemble
@@ -25,8 +24,7 @@ def get_method(name: str, settings: Mapping[str, Any] | None = None) -> Method:
     """Return the method of that name, with some settings changed: get_method("mean-field", {"rule": "flipout"})."""
     plain = name.lower().replace("_", "-")
     if plain not in METHODS:
-        close = difflib.get_close_matches(plain, METHODS, 1)
-        hint = f"did you mean {close[0]}?" if close else f"there are {', '.join(METHODS)}."
+        hint = did_you_mean(plain, METHODS, f"there are {', '.join(METHODS)}.")
         raise LeanBayesError(f"There is no method {name!r}: {hint}")
     return config.change(METHODS[plain], settings or {})
 

@@ -1,6 +1,5 @@
 """Checkpoints: folders that appear whole or not at all, of which the last few are kept."""
 
-import contextlib
 import os
 import pickle
 import shutil
@@ -12,9 +11,10 @@ from torch import nn
 
 from leanbayes.bayesian import BayesianModel
 from leanbayes.errors import FileFormatError, LeanBayesError
+from leanbayes.files import PART, sync_folder
 from leanbayes.saving import load
 
-_MODEL, _STATE, _PART = "model.safetensors", "training.pt", ".part"
+_MODEL, _STATE = "model.safetensors", "training.pt"
 
 
 class Checkpoints:
@@ -25,7 +25,7 @@ class Checkpoints:
 
     def all(self) -> list[Path]:
         """Return the finished ones, oldest first."""
-        return sorted(path for path in self.folder.glob("step-*") if path.suffix != _PART)
+        return sorted(path for path in self.folder.glob("step-*") if path.suffix != PART)
 
     def latest(self) -> Path | None:
         """Return the newest one, if there is any."""
@@ -33,13 +33,13 @@ class Checkpoints:
 
     def clean(self) -> None:
         """Remove what a process that was killed has left half written or half deleted."""
-        for leftover in self.folder.glob(f"*{_PART}"):
+        for leftover in self.folder.glob(f"*{PART}"):
             shutil.rmtree(leftover, ignore_errors=True)
 
     def save(self, step: int, bnn: BayesianModel, state: dict[str, Any]) -> None:
         """Write one and drop the oldest; whatever goes wrong, those that were there stay as they are."""
         target = self.folder / f"step-{step:09d}"
-        part = target.with_suffix(_PART)
+        part = target.with_suffix(PART)
         if target.exists():
             return
         try:
@@ -64,7 +64,7 @@ class Checkpoints:
                 f"another folder; {older}."
             ) from None
         for old in self.all()[: -self.keep]:
-            going = old.with_suffix(_PART)  # so that half a checkpoint never has the name of a whole one
+            going = old.with_suffix(PART)  # so that half a checkpoint never has the name of a whole one
             os.rename(old, going)
             shutil.rmtree(going, ignore_errors=True)
 
@@ -80,13 +80,3 @@ class Checkpoints:
                 "the one before it, or from the start."
             ) from None
         return bnn, state
-
-
-def sync_folder(folder: Path) -> None:
-    """Make the names in a folder survive a loss of power, where the system can."""
-    with contextlib.suppress(OSError):
-        descriptor = os.open(folder, os.O_RDONLY)
-        try:
-            os.fsync(descriptor)
-        finally:
-            os.close(descriptor)

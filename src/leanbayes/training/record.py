@@ -1,11 +1,11 @@
 """The record of a run: `run.json`, with its settings, versions, machine, history, scores and costs."""
 
+import contextlib
 import json
 import os
 import platform
 import shlex
 import sys
-import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -15,6 +15,7 @@ import torch
 
 import leanbayes
 from leanbayes.errors import FileFormatError, LeanBayesError
+from leanbayes.files import written_whole
 
 _PARTS = {
     "status": str,
@@ -93,23 +94,10 @@ def read_record(folder: str | os.PathLike[str]) -> dict[str, Any]:
 
 def write_json(path: Path, values: Any) -> None:
     """Write a JSON file that appears whole or not at all."""
-    text = json.dumps(values, indent=1, allow_nan=True) + "\n"
-    temporary: str | None = None
-    try:
+    with contextlib.suppress(OSError):  # what is wrong with the folder is told when the file is opened
         path.parent.mkdir(parents=True, exist_ok=True)
-        descriptor, temporary = tempfile.mkstemp(dir=path.parent, prefix=path.name, suffix=".part")
-        with open(descriptor, "w") as file:
-            file.write(text)
-            file.flush()
-            os.fsync(file.fileno())
-        os.chmod(temporary, 0o644)
-        os.replace(temporary, path)
-    except OSError as error:
-        if temporary is not None and os.path.exists(temporary):
-            os.unlink(temporary)
-        raise LeanBayesError(
-            f"Cannot write {path}: {error.strerror}; make room there or choose a folder that is writable."
-        ) from None
+    with written_whole(path) as temporary:
+        temporary.write_text(json.dumps(values, indent=1) + "\n")
 
 
 def _as_json(config: dict[str, Any]) -> Any:

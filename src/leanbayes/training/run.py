@@ -23,6 +23,7 @@ from leanbayes.bayesian import BayesianModel, bayesianize
 from leanbayes.data import Batches, Data, fingerprint
 from leanbayes.errors import LeanBayesError
 from leanbayes.evaluation import evaluate
+from leanbayes.files import PART
 from leanbayes.layout import Select, choose
 from leanbayes.likelihoods import Likelihood
 from leanbayes.method import Method, Stage, Training
@@ -181,7 +182,7 @@ class Run:
                 bnn.noise.state[1] = bnn.noise.state[1] * state["processes"] // self.accelerator.num_processes
         self.accelerator.wait_for_everyone()  # nobody writes before all have read
         if self.accelerator.is_main_process:
-            for leftover in self.folder.glob("*.part"):  # of a process that was killed while it wrote
+            for leftover in self.folder.glob(f"*{PART}"):  # of a process that was killed while it wrote
                 leftover.unlink(missing_ok=True)
             self.checkpoints.clean()
         return bnn, state
