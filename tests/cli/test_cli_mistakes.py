@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from cli_cases import TOY, must_not_train
 from PIL import Image
 from safetensors.torch import save_file
 from torch import nn
@@ -26,11 +27,7 @@ from leanbayes.methods import METHODS
 from leanbayes.training import fit, read_record
 from leanbayes.training.loop import Loop
 
-TOY = ("--data", "toy", "--epochs", 1, "--quiet")
 Refused = Callable[..., str]
-
-
-pytestmark = pytest.mark.usefixtures("imported", "at_home")
 
 
 @pytest.fixture
@@ -68,10 +65,6 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def run(trained: Path, tmp_path: Path) -> Path:
     """A finished run of one's own, to be spoilt."""
     return Path(shutil.copytree(trained, tmp_path / "run"))
-
-
-def must_not_train(self: Loop) -> None:
-    raise AssertionError("it trains")
 
 
 def expect(text: str, *words: str) -> None:

@@ -1,0 +1,94 @@
+"""What every test of the command line starts from, and finished runs to look at."""
+
+import gc
+import importlib
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+from cli_cases import RANDOM, TOY, Cli, Told, picture
+from PIL import Image
+
+from leanbayes.cli import main
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _imported() -> Iterator[None]:
+    """Keep what a training imports out of the garbage collection that ends it: half of the time of a small one."""
+    for name in ("torch._dynamo", "torch.utils.tensorboard"):
+        importlib.import_module(name)
+    gc.freeze()
+    yield
+    gc.unfreeze()
+
+
+@pytest.fixture(autouse=True)
+def _at_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Go to a folder of one's own, without a data folder, and with a pipe in place of a terminal."""
+    monkeypatch.chdir(tmp_path)
+    for name in ("LEANBAYES_DATA", "COLUMNS", "FORCE_COLOR"):
+        monkeypatch.delenv(name, raising=False)
+
+
+@pytest.fixture
+def cli(capsys: pytest.CaptureFixture[str]) -> Cli:
+    """Run a command that should succeed, unless another code is expected."""
+
+    def run(*words: object, code: int = 0) -> Told:
+        capsys.readouterr()
+        found = main([str(word) for word in words])
+        told = Told(found, *capsys.readouterr())
+        assert found == code, told.err
+        return told
+
+    return run
+
+
+@pytest.fixture(scope="session")
+def digits(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A finished run on pictures."""
+    folder = tmp_path_factory.mktemp("digits") / "run"
+    assert main(["fit", "mean-field", "--epochs", "2", "--quiet", "--method.samples", "3", "--out", str(folder)]) == 0
+    return folder
+
+
+@pytest.fixture(scope="session")
+def toy(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A finished run on a table."""
+    folder = tmp_path_factory.mktemp("toy") / "run"
+    assert main([str(word) for word in ("fit", "mean-field", *TOY, "--out", folder)]) == 0
+    return folder
+
+
+@pytest.fixture(scope="session")
+def pets(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Pictures in one folder a class."""
+    folder = tmp_path_factory.mktemp("pets") / "pets"
+    for split in ("train", "val"):
+        for name in ("cat", "dog"):
+            for number in range(4):
+                picture(folder / split / name / f"{number}.png", 12, 14, 3)
+    return folder
+
+
+@pytest.fixture(scope="session")
+def scenes(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Pictures with a label for each pixel, twice as wide as high."""
+    folder = tmp_path_factory.mktemp("scenes") / "scenes"
+    for split in ("train", "val", "test"):
+        (folder / f"{split}annot").mkdir(parents=True)
+        for number in range(4):
+            picture(folder / split / f"{number}.png", 20, 40, 3)
+            labels = RANDOM.integers(0, 12, (20, 40), dtype=np.uint8)
+            Image.fromarray(labels).save(folder / f"{split}annot" / f"{number}.png")
+    return folder
+
+
+@pytest.fixture
+def table(tmp_path: Path) -> Path:
+    """A csv file of a linear function."""
+    x = RANDOM.normal(size=(80, 3))
+    y = 50 * (x @ [1, 2, 3]) + RANDOM.normal(size=80)
+    np.savetxt(tmp_path / "table.csv", np.c_[x, y], delimiter=",", header="a,b,c,y", comments="")
+    return tmp_path / "table.csv"

@@ -1,0 +1,160 @@
+"""`leanbayes evaluate` and `leanbayes info`: what a run is worth, and what is in it."""
+
+import json
+import math
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from cli_cases import TOY, Cli, load_run, without_times
+
+import leanbayes as lb
+from leanbayes import config
+from leanbayes.cli.tables import scores_table, show
+from leanbayes.data import ArrayDataset, load
+from leanbayes.training import read_record
+from leanbayes.training.loop import Loop
+
+# -- evaluate ---------------------------------------------------------------------------------------------------------
+
+
+def test_scores_are_those_of_the_test_data(cli: Cli, digits: Path) -> None:
+    scores = json.loads(cli("evaluate", digits, "--json").out)["scores"]
+    data = load("digits")
+    assert isinstance(data.test, ArrayDataset)
+    assert data.normalise is not None
+    generator = torch.Generator().manual_seed(0)
+    prediction = load_run(digits).predict(data.normalise(data.test.x), generator=generator)
+    assert isinstance(prediction, lb.ClassPrediction)
+    assert scores["accuracy"] == pytest.approx((prediction.label == data.test.y).float().mean().item(), abs=1e-6)
+    chosen = prediction.probs.gather(1, data.test.y[:, None])
+    assert scores["nll"] == pytest.approx(-chosen.log().mean().item(), rel=1e-4)
+    assert scores["examples"] == len(data.test) == 599
+    assert scores["predict_ms_per_1000"] > 0
+
+
+def test_scores_are_repeatable_and_written_into_the_run(cli: Cli, digits: Path) -> None:
+    first = json.loads(cli("evaluate", digits, "--json").out)
+    assert read_record(digits)["scores"]["test"] == first["scores"]
+    assert first["run"] == str(digits)
+    assert first["costs"] == read_record(digits)["costs"]
+    second = json.loads(cli("evaluate", digits, "--json").out)
+    assert without_times(first["scores"]) == without_times(second["scores"])
+    record = read_record(digits)
+    assert record["status"] == "finished"
+    assert "validation" in record["scores"]
+
+
+@pytest.mark.parametrize("words", [("--samples", 2), ("--rule", "mean"), ("--split", "validation"), ("--seed", 5)])
+def test_other_ways_of_scoring_leave_the_run_as_it_is(words: tuple[Any, ...], cli: Cli, digits: Path) -> None:
+    usual = json.loads(cli("evaluate", digits, "--json").out)["scores"]
+    before = (digits / "run.json").read_bytes()
+    other = json.loads(cli("evaluate", digits, *words, "--json").out)["scores"]
+    assert without_times(other) != without_times(usual)
+    assert (digits / "run.json").read_bytes() == before
+
+
+def test_scores_are_written_however_they_are_shown_and_wherever_they_are_made(cli: Cli, toy: Path) -> None:
+    for words in ((), ("--json",), ("--device", "cpu"), ("--root", "."), ("--split", "test", "--seed", 0)):
+        record = read_record(toy)
+        record["scores"].pop("test", None)
+        (toy / "run.json").write_text(json.dumps(record))
+        cli("evaluate", toy, *words)
+        assert read_record(toy)["scores"]["test"]["examples"] == 100
+
+
+def test_scores_are_shown_even_where_they_cannot_be_written(
+    cli: Cli, toy: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(path: Path, values: Any) -> None:
+        raise lb.LeanBayesError(f"Cannot write {path}: the disk is full.")
+
+    monkeypatch.setattr("leanbayes.cli.evaluate.write_json", full)
+    told = cli("evaluate", toy, code=1)
+    assert re.search(r"^ RMSE +[\d.]+ *$", told.out, re.MULTILINE)
+    assert told.err == f"leanbayes: Cannot write {toy / 'run.json'}: the disk is full.\n"
+    assert "rmse" in json.loads(cli("evaluate", toy, "--json", code=1).out)["scores"]
+
+
+def test_other_splits_and_rules_are_scored(cli: Cli, digits: Path) -> None:
+    held_out = json.loads(cli("evaluate", digits, "--split", "validation", "--json").out)["scores"]
+    assert held_out["examples"] == 120
+    recorded = read_record(digits)["scores"]["validation"]
+    assert held_out["nll"] == pytest.approx(recorded["nll"], rel=1e-4)
+    mean = json.loads(cli("evaluate", digits, "--rule", "mean", "--json").out)["scores"]
+    assert mean["mutual_information"] == pytest.approx(0, abs=1e-6)
+
+
+def test_the_table_shows_every_score(cli: Cli, digits: Path, toy: Path) -> None:
+    for folder, names in ((digits, ("accuracy", "NLL", "ECE", "Brier", "mutual information")), (toy, ("RMSE", "NLL"))):
+        text = cli("evaluate", folder).out
+        for name in (*names, "numbers ×1000", "file kB", "train ms/epoch", "predict ms/1000", "examples"):
+            assert re.search(rf"^ {name} +[\d.,e+%]+ *$", text, re.MULTILINE), name
+    record = read_record(digits)
+    assert f"{record['scores']['test']['accuracy']:.2%}" in cli("evaluate", digits).out
+
+
+def test_the_table_names_the_run_in_one_line(cli: Cli, digits: Path) -> None:
+    assert cli("evaluate", digits).out.splitlines()[0] == f"{digits}, test data"
+    assert cli("evaluate", digits, "--split", "validation").out.splitlines()[0] == f"{digits}, validation data"
+
+
+def test_a_score_that_is_not_there_is_a_dash(capsys: pytest.CaptureFixture[str]) -> None:
+    scores = {"accuracy": 1.0, "entropy_wrong": math.nan, "examples": 1234}  # nothing is wrong
+    show("", scores_table(scores, {"trainable": 2500}))
+    out = capsys.readouterr().out
+    assert [line.split() for line in out.splitlines()] == [
+        ["accuracy", "100.00%"],
+        ["entropy", "if", "wrong", "–"],
+        ["numbers", "×1000", "2.5"],
+        ["examples", "1,234"],
+    ]
+
+
+def test_rules_of_another_noise_are_warned_of_once_and_in_plain_words(cli: Cli, digits: Path) -> None:
+    told = cli("evaluate", digits, "--rule", "local", "--samples", 2)
+    assert re.fullmatch(r"leanbayes: [^\n]*was trained with the rule[^\n]*\.\n", told.err)
+    assert ".py" not in told.err
+
+
+# -- info -------------------------------------------------------------------------------------------------------------
+
+
+def test_a_run_is_described(cli: Cli, digits: Path) -> None:
+    found = json.loads(cli("info", digits, "--json").out)
+    record = read_record(digits)
+    for name in ("status", "config", "scores", "costs", "versions", "machine"):
+        assert found["run"][name] == record[name]
+    text = cli("info", digits).out
+    for word in ("finished", "digits", "small-cnn", "MeanField", "Normal(scale=0.1", "epochs=2", "58,144 in 4"):
+        assert word in text
+
+
+def test_a_file_is_described(cli: Cli, digits: Path) -> None:
+    path = digits / "model.safetensors"
+    found = json.loads(cli("info", path, "--json").out)
+    assert list(found) == ["file"]
+    bnn = load_run(digits)
+    file = found["file"]
+    assert file["bytes"] == path.stat().st_size
+    assert file["bayesian_weights"] == len(bnn.posterior.mean())
+    assert config.decode(file["method"]) == bnn.method
+    assert (file["rule"], file["trained_rule"]) == (bnn.rule, bnn.trained_rule)
+    assert sum(part["numbers"] for part in file["parts"].values()) == sum(t.numel() for t in bnn.state_dict().values())
+    assert f"{file['bytes']:,} bytes" in cli("info", path).out
+
+
+def test_the_file_is_named_in_one_line(cli: Cli, digits: Path) -> None:
+    assert str(digits / "model.safetensors") in cli("info", digits / "model.safetensors").out
+
+
+def test_a_run_that_is_not_finished_is_described(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
+    def stopped(self: Loop) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(Loop, "run", stopped)
+    cli("fit", "mean-field", *TOY, "--out", "run", code=130)
+    assert re.search(r"^ status +stopped", cli("info", "run").out, re.MULTILINE)
+    assert list(json.loads(cli("info", "run", "--json").out)) == ["run"]

@@ -1,0 +1,97 @@
+"""`leanbayes predict`: pictures and rows of tables."""
+
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from cli_cases import RANDOM, Cli, load_run, picture
+from PIL import Image
+
+import leanbayes as lb
+from leanbayes.data import ArrayDataset, load
+
+
+def check_row(row: dict[str, Any], classes: int) -> None:
+    assert 1 / classes <= row["probability"] <= 1
+    assert -1e-6 <= row["epistemic_uncertainty"] <= row["total_uncertainty"] <= math.log(classes) + 1e-6
+
+
+@pytest.mark.parametrize(
+    ("name", "shape"),
+    [("a.png", (8, 8)), ("a.png", (9, 30, 3)), ("a.jpg", (40, 20, 3)), ("a.jpeg", (8, 8)), ("a.png", (5, 5, 4))],
+    ids=str,
+)
+def test_any_picture_is_predicted(name: str, shape: tuple[int, ...], cli: Cli, digits: Path) -> None:
+    (row,) = json.loads(cli("predict", digits, picture(Path(name), *shape), "--json").out)
+    assert row["label"] in list("0123456789")
+    check_row(row, 10)
+
+
+def test_a_picture_is_predicted_as_the_library_does(cli: Cli, digits: Path) -> None:
+    data = load("digits")
+    assert isinstance(data.test, ArrayDataset)
+    files = [Path(f"{number}.png") for number in range(4)]
+    for number, path in enumerate(files):
+        Image.fromarray(data.test.x[number, 0].numpy()).save(path)
+    rows = json.loads(cli("predict", digits, *files, "--json").out)
+    bnn, normalise = load_run(digits), data.normalise
+    assert normalise is not None
+    for number, row in enumerate(rows):
+        x = normalise(data.test.x[number : number + 1])
+        expected = bnn.predict(x, generator=torch.Generator().manual_seed(0))
+        assert isinstance(expected, lb.ClassPrediction)
+        assert row["label"] == str(int(expected.label))
+        assert row["probability"] == pytest.approx(expected.confidence.item(), rel=1e-5)
+        assert row["total_uncertainty"] == pytest.approx(expected.entropy.item(), rel=1e-4, abs=1e-6)
+        check_row(row, 10)
+
+
+def test_draws_of_a_prediction_follow_the_seed(cli: Cli, digits: Path) -> None:
+    path = picture(Path("a.png"), 8, 8)
+    same = {cli("predict", digits, path, "--json", "--seed", 4).out for _ in range(2)}
+    assert len(same) == 1
+    assert cli("predict", digits, path, "--json", "--seed", 5).out not in same
+    (row,) = json.loads(cli("predict", digits, path, "--json", "--samples", 1).out)
+    assert row["epistemic_uncertainty"] == pytest.approx(0, abs=1e-6)  # one draw cannot disagree with itself
+
+
+def test_the_table_of_predictions_has_a_line_a_picture(cli: Cli, digits: Path) -> None:
+    files = [picture(Path(name), 8, 8) for name in ("one.png", "two.png")]
+    rows = json.loads(cli("predict", digits, *files, "--json").out)
+    above, head, *lines = cli("predict", digits, *files).out.splitlines()
+    assert above.split() == ["total", "epistemic"]
+    assert head.split() == ["image", "label", "probability", "uncertainty", "uncertainty"]
+    for line, row in zip(lines, rows, strict=True):
+        image, label, *figures = line.split()
+        assert (image, label) == (row["image"], row["label"])
+        shown = [f"{row[key]:.3f}" for key in ("probability", "total_uncertainty", "epistemic_uncertainty")]
+        assert figures == shown
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "a folder with a long name/in a folder with a long name/in a folder with a long name/a.png",
+        "cat[bold].png",  # what looks like markup
+    ],
+)
+def test_a_file_is_named_in_full(name: str, cli: Cli, digits: Path) -> None:
+    assert name in cli("predict", digits, picture(Path(name), 8, 8)).out
+
+
+def test_rows_of_a_table_are_predicted_in_the_unit_of_the_target(cli: Cli) -> None:
+    rows = RANDOM.normal(50, 10, (200, 2))
+    table = np.column_stack([rows, 3 * rows[:, 0] - rows[:, 1] + 1000])
+    np.savetxt("a.csv", table, delimiter=",")
+    cli("fit", "mean-field", "--data", "a.csv", "--epochs", 60, "--quiet", "--out", "run")
+    np.savetxt("new.csv", table[:5, :2], delimiter=",")
+    found = json.loads(cli("predict", "run", "new.csv", "--json").out)
+    assert [row["row"] for row in found] == [1, 2, 3, 4, 5]
+    for row, truth in zip(found, table[:, 2], strict=False):
+        assert abs(row["mean"] - truth) < 15  # of a spread of 32
+        assert 0 < row["epistemic_std"] <= row["std"] < 32
+    assert len(cli("predict", "run", "new.csv").out.splitlines()) == 7

@@ -1,0 +1,201 @@
+"""Ctrl-C and SIGTERM: the step is finished, a checkpoint written, and the same command goes on."""
+
+import json
+import re
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from cli_cases import ENVIRONMENT, TOY, Cli, Told
+
+import leanbayes as lb
+from leanbayes.cli import main
+from leanbayes.training import read_record
+from leanbayes.training.loop import Loop
+from leanbayes.training.run import Run
+
+STOPPED = ("fit", "mean-field", "--data", "toy", "--epochs", 2, "--model-options", "hidden=[8]", "--log-every", 4)
+STEPS = 50
+
+# The program, with a seventh step that lasts until a signal has come.
+SLOW = """
+import runpy, sys, time
+from pathlib import Path
+from leanbayes.training.loop import Loop
+
+step = Loop._step
+
+def slow(self, parts):
+    step(self, parts)
+    if self._run.steps_done == 7:
+        Path("seventh").touch()
+        while not self._run.stop.came:
+            time.sleep(0.01)
+
+Loop._step = slow
+sys.argv[0] = "leanbayes"
+runpy.run_module("leanbayes", run_name="__main__", alter_sys=True)
+"""
+
+
+@pytest.fixture(scope="session")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The same training, not stopped."""
+    folder = tmp_path_factory.mktemp("whole") / "run"
+    assert main([str(word) for word in (*STOPPED, "--quiet", "--out", folder)]) == 0
+    return folder
+
+
+def assert_same_run(one: Path, other: Path) -> None:
+    assert (one / "model.safetensors").read_bytes() == (other / "model.safetensors").read_bytes()
+    first, second = read_record(one), read_record(other)
+    assert first["status"] == second["status"] == "finished"
+    assert first["scores"] == second["scores"]
+    assert first["config"] == second["config"]
+    curves = [
+        [{key: entry[key] for key in entry.keys() - {"seconds", "examples_per_second"}} for entry in record["history"]]
+        for record in (first, second)
+    ]
+    assert curves[0] == curves[1]
+
+
+def check_stopped(folder: Path, told: Told, step: int) -> None:
+    assert told.code == 130
+    assert told.out == ""
+    assert re.fullmatch(
+        rf"MeanField on toy: 810 examples, [^\n]* in {folder}\n"
+        rf"leanbayes: Stopped at step {step}; the same command goes on from there\.\n",
+        told.err,
+    ), told.err
+    assert read_record(folder)["status"] == "stopped"
+    assert [path.name for path in (folder / "checkpoints").iterdir()] == [f"step-{step:09d}"]
+    assert not (folder / "model.safetensors").exists()
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_stops_the_program_with_a_checkpoint_and_it_goes_on(
+    number: signal.Signals, cli: Cli, whole: Path
+) -> None:
+    words = [sys.executable, "-c", SLOW, *map(str, STOPPED), "--out", "a"]
+    process = subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=ENVIRONMENT)
+    try:
+        end = time.monotonic() + 60
+        while not Path("seventh").exists() and process.poll() is None and time.monotonic() < end:
+            time.sleep(0.02)
+        assert not Path("a/checkpoints").exists()
+        process.send_signal(number)
+        out, err = process.communicate(timeout=60)
+    finally:
+        process.kill()
+    check_stopped(Path("a"), Told(process.returncode, out, err), 7)
+    told = cli(*STOPPED, "--out", "a")
+    assert told.err.startswith(f"MeanField on toy: 810 examples, going on from step 7 of {STEPS} in a\n")
+    assert_same_run(Path("a"), whole)
+
+
+class Signals:
+    """Sends signals to this process: within a step of a training, or when its steps are done."""
+
+    def __init__(self, patch: pytest.MonkeyPatch) -> None:
+        self._patch, self._step, self._finish = patch, Loop._step, Run._finish
+        assert threading.current_thread() is threading.main_thread()  # where Python meets signals
+
+    def within(self, step: int, *numbers: int) -> None:
+        def interrupted(loop: Loop, parts: Any) -> None:
+            if loop._run.steps_done == step - 1:
+                for number in numbers:
+                    signal.raise_signal(number)
+            self._step(loop, parts)
+
+        self._patch.setattr(Loop, "_step", interrupted)
+
+    def when_finishing(self, number: int) -> None:
+        def interrupted(run: Run, bnn: lb.BayesianModel) -> lb.BayesianModel:
+            signal.raise_signal(number)
+            return self._finish(run, bnn)
+
+        self._patch.setattr(Run, "_finish", interrupted)
+
+    def no_more(self) -> None:
+        self._patch.undo()
+
+
+@pytest.fixture
+def signals(monkeypatch: pytest.MonkeyPatch) -> Iterator[Signals]:
+    """Signals to a program with Python's own handlers, which must be put back; SIGTERM must not end pytest."""
+
+    def uncaught(number: int, frame: Any) -> None:
+        raise AssertionError("SIGTERM was not caught")
+
+    usual = {signal.SIGINT: signal.default_int_handler, signal.SIGTERM: uncaught}
+    before = {number: signal.signal(number, handler) for number, handler in usual.items()}
+    with monkeypatch.context() as patch:
+        yield Signals(patch)
+    left = {number: signal.signal(number, handler) for number, handler in before.items()}
+    assert left == usual
+
+
+@pytest.mark.parametrize(
+    ("step", "number"),
+    # The first step, the last of an epoch, one within, and the very last.
+    [(1, signal.SIGTERM), (25, signal.SIGINT), (33, signal.SIGTERM), (STEPS, signal.SIGINT)],
+)
+def test_a_signal_is_met_after_the_step(step: int, number: int, cli: Cli, whole: Path, signals: Signals) -> None:
+    signals.within(step, number)
+    check_stopped(Path("a"), cli(*STOPPED, "--out", "a", code=130), step)
+    signals.no_more()
+    assert f"going on from step {step} of {STEPS} in a\n" in cli(*STOPPED, "--out", "a").err
+    assert_same_run(Path("a"), whole)
+
+
+def test_a_run_may_be_stopped_again_and_again(cli: Cli, whole: Path, signals: Signals) -> None:
+    for step in (3, 4, 40):
+        signals.within(step, signal.SIGINT)
+        assert f"Stopped at step {step};" in cli(*STOPPED, "--out", "a", "--quiet", code=130).err
+        assert (Path("a/checkpoints") / f"step-{step:09d}").is_dir()
+    signals.no_more()
+    cli(*STOPPED, "--out", "a", "--quiet")
+    assert_same_run(Path("a"), whole)
+
+
+@pytest.mark.parametrize("second", [signal.SIGINT, signal.SIGTERM])
+def test_a_second_signal_stops_at_once(second: int, cli: Cli, whole: Path, signals: Signals) -> None:
+    signals.within(20, signal.SIGINT, second)
+    told = cli(*STOPPED, "--out", "a", "--quiet", "--checkpoint-steps", 8, code=130)
+    assert told.err == "leanbayes: Stopped.\n"
+    assert [path.name for path in sorted(Path("a/checkpoints").iterdir())] == ["step-000000008", "step-000000016"]
+    signals.no_more()
+    assert f"going on from step 16 of {STEPS}" in cli(*STOPPED, "--out", "a").err
+    assert_same_run(Path("a"), whole)
+
+
+def test_a_signal_stops_a_comparison_and_it_goes_on(cli: Cli, signals: Signals) -> None:
+    words = ("compare", "deterministic", "ensemble:members=2", *TOY, "--out", "a")
+    signals.within(5, signal.SIGINT)
+    assert cli(*words, code=130).err == "leanbayes: Stopped at step 5; the same command goes on from there.\n"
+    assert json.loads(Path("a/compare.json").read_text())["results"] == []
+    signals.no_more()
+    assert "* Best in its column:" in cli(*words).out
+    assert len(json.loads(Path("a/compare.json").read_text())["results"]) == 2
+
+
+def test_a_signal_between_two_methods_is_not_lost(cli: Cli, signals: Signals) -> None:
+    signals.when_finishing(signal.SIGINT)
+    told = cli("compare", "deterministic", "ensemble:members=2", *TOY, "--out", "a", code=130)
+    assert re.fullmatch(r"leanbayes: Stopped[^\n]*\.\n", told.err)
+    assert not Path("a/ensemble-members=2").exists()
+
+
+def test_a_signal_while_a_run_is_finished_loses_nothing(cli: Cli, whole: Path, signals: Signals) -> None:
+    signals.when_finishing(signal.SIGINT)
+    told = cli(*STOPPED, "--quiet", "--out", "a", code=130)
+    assert re.fullmatch(r"leanbayes: Stopped[^\n]*\.\n", told.err)
+    signals.no_more()
+    assert f"going on from step {STEPS} of {STEPS}" in cli(*STOPPED, "--out", "a").err
+    assert_same_run(Path("a"), whole)
