@@ -122,7 +122,6 @@ def test_two_killed_processes_go_on_to_the_same_bytes(tmp_path: Path) -> None:
         kill_after(steps, run_mlp, lb.MeanField(), tmp_path / "killed", checkpoint_steps=3)
     run_by_two(run_mlp, lb.MeanField(), tmp_path / "killed", checkpoint_steps=3)
     assert (tmp_path / "killed" / MODEL).read_bytes() == (tmp_path / "whole" / MODEL).read_bytes()
-
     for killed, whole in zip(*(curve(read_record(tmp_path / name)) for name in ("killed", "whole")), strict=True):
         assert killed == {**whole, "loss": pytest.approx(whole["loss"], rel=1e-12)}  # the sums meet in another order
 

@@ -125,7 +125,6 @@ def test_a_training_killed_at_any_moment_of_its_writing_ends_with_the_same_bytes
         same_run(out, tmp_path / "whole")
         assert not list((out / "checkpoints").glob("*.part"))
     assert killed > 8
-
     assert not halves
 
 
