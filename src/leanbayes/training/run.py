@@ -223,7 +223,7 @@ class Run:
         """Refresh BatchNorm, score on the held-out split, and save."""
         bnn.eval()
         if self.recipe.refresh_batchnorm:
-            # Augmented as in training: the statistics of plain images cost ResNet-18 on CIFAR-10 1.5 % of accuracy.
+            # Augmented as in training: the statistics of plain images cost ResNet-18 on CIFAR-10 1 % of accuracy.
             batches = self._batches(self.data.train, True).epoch()
             some = islice(batches, max(1, REFRESH_EXAMPLES // self.recipe.batch_size))
             with self.accelerator.autocast():
