@@ -5,6 +5,8 @@ A training calls the hooks in this order, in each of the method's stages:
     start                      before the optimisers are made; the posterior may still change its shape here
     before_step, after_step    around every optimiser step
 
+Once trained, `figures` gives what a report shows of this method beside what it shows of every model.
+
 A method is settings alone and has no state: what it must remember lies in buffers of the posterior or in the state of
 an optimiser, so that a checkpoint holds it. `lb.fit` calls the hooks; so can any loop (docs/training.md shows one).
 """
@@ -18,6 +20,7 @@ import torch
 from torch import Tensor, nn
 
 from leanbayes.errors import LeanBayesError
+from leanbayes.figures import Figure, size_against_nll, weights
 from leanbayes.layout import Layout
 from leanbayes.posteriors import Posterior
 
@@ -89,3 +92,10 @@ class Method:
 
     def after_step(self, training: Training) -> None:
         """Act after an optimiser step: on the posterior and the optimisers' state, in place."""
+
+    def figures(self, bnn: "BayesianModel", scores: Mapping[str, float], costs: Mapping[str, Any]) -> list[Figure]:
+        """Return the figures of a trained model that only its method knows to draw; those of one key are drawn as one.
+
+        scores: on the test data. costs: those of the run, such as file_bytes.
+        """
+        return [*size_against_nll(scores, costs), *weights(bnn)]

@@ -1,4 +1,4 @@
-"""The command line: `leanbayes fit`, `evaluate`, `predict`, `compare` and `info`."""
+"""The command line: `leanbayes fit`, `evaluate`, `predict`, `compare`, `report` and `info`."""
 
 from leanbayes.cli.main import main
 

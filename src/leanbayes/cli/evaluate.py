@@ -1,14 +1,10 @@
 """`leanbayes evaluate RUN`: score a run on its test data."""
 
 import json
-import math
-import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
-
-import torch
 
 from leanbayes.bayesian import BayesianModel
 from leanbayes.cli.options import RunFolder, parse
@@ -16,10 +12,10 @@ from leanbayes.cli.runs import open_run
 from leanbayes.cli.tables import scores_table, show
 from leanbayes.data import Batches, Data
 from leanbayes.errors import LeanBayesError
-from leanbayes.evaluation import evaluate
+from leanbayes.evaluation import costs_of, evaluate
+from leanbayes.evaluation.assessment import batch_size
+from leanbayes.report.runs import in_columns
 from leanbayes.training.record import write_json
-
-_BATCH, _PIXELS = 500, 500 * 64 * 64  # examples, and pixels, of a batch at most
 
 
 @dataclass(frozen=True)
@@ -60,7 +56,7 @@ def _evaluate(options: EvaluateOptions) -> None:
     if options.json:
         print(json.dumps({"run": str(options.run), "scores": scores, "costs": run.record["costs"]}, indent=1))
     else:
-        show(f"{options.run}, {options.split} data", scores_table(scores, run.record["costs"]))
+        show(f"{options.run}, {options.split} data", scores_table({**scores, **in_columns(run.record["costs"])}))
     if options == EvaluateOptions(options.run, root=options.root, device=options.device, json=options.json):
         run.record["scores"]["test"] = scores
         write_json(options.run / "run.json", run.record)
@@ -79,29 +75,12 @@ def score(
     dataset = data.test if split == "test" else data.validation
     if dataset is None:
         raise LeanBayesError(f"{data.name} has no {split} data: add some, or score the validation data.")
-    pixels = math.prod(data.input_shape[1:]) if len(data.input_shape) == 3 else 1
-    size = max(1, min(_BATCH, _PIXELS // pixels))
+    size = batch_size(data.input_shape)
     batches = Batches(dataset, size, device=bnn.device, shuffle=False, normalise=data.normalise, workers=workers)
     scale = data.target_std
     scores: dict[str, Any] = evaluate(bnn, batches.epoch(), samples=samples, rule=rule, seed=seed, target_scale=scale)
     scores["examples"] = batches.examples
-    scores["predict_ms_per_1000"] = _predict_ms_per_1000(bnn, batches, samples, rule)
+    costs = costs_of(bnn, next(batches.epoch())[0], samples=samples, rule=rule, repeats=3)
+    scores["predict_ms_per_1000"] = costs.ours.predict_ms_per_1000
+    scores["predict_time_ratio"] = costs.ratios()["predict_ms_per_1000"]
     return scores
-
-
-def _predict_ms_per_1000(bnn: BayesianModel, batches: Batches, samples: int | None, rule: str | None) -> float:
-    """Time a prediction of one batch, once warm: the median of three."""
-    x, y = next(batches.epoch())
-    times = []
-    for _ in range(4):
-        _wait(bnn.device)
-        start = time.perf_counter()
-        bnn.predict(x, samples, rule=rule, generator=torch.Generator().manual_seed(0))
-        _wait(bnn.device)
-        times.append(time.perf_counter() - start)
-    return 1e3 * sorted(times[1:])[1] * 1000 / len(y)
-
-
-def _wait(device: torch.device) -> None:
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)

@@ -23,7 +23,8 @@ Calibrated uncertainty for neural networks, at about the cost of a plain one.
   fit METHOD            train a network; METHOD is one of {", ".join(METHODS)}
   evaluate RUN          score a trained run on the test data, which it has never seen
   predict RUN IMAGES    label, probability and uncertainty of pictures (or mean and std for rows of a csv)
-  compare [METHODS]     train several methods on one data set: one table of quality and cost
+  compare [METHODS]     train several methods on one data set: one table of quality and cost, and a report
+  report RUNS           one HTML file on trained runs: calibration, shift, what they have never seen, cost
   info PATH             what is in a saved model, or in a run's folder
 
 Try:  leanbayes fit mean-field                      handwritten digits, in a minute
@@ -86,12 +87,14 @@ def _commands() -> dict[str, Callable[[list[str]], Action]]:
     from leanbayes.cli.fit import fit_method
     from leanbayes.cli.info import info
     from leanbayes.cli.predict import predict_images
+    from leanbayes.cli.report import report
 
     return {
         "fit": fit_method,
         "evaluate": evaluate_run,
         "predict": predict_images,
         "compare": compare,
+        "report": report,
         "info": info,
     }
 

@@ -159,7 +159,7 @@ def _as_flag(name: str, value: Any) -> list[str]:
         return [f"--{name}={value}"]  # in one word, so that a switch does not leave it over as one of the methods
     if not isinstance(value, (list, tuple)):
         return [f"--{name}", str(value)]
-    if name not in ("model-options", "resize"):
+    if name not in ("model-options", "resize", "ood", "look.shifts"):
         raise LeanBayesError(f"`{name}` in the config file must be one value, not the list {value}.")
     return [f"--{name}", *(str(item) for item in value)]
 

@@ -38,6 +38,16 @@ PRESETS: dict[str, dict[str, Any]] = {
     "svhn": _SMALL_IMAGES,
 }
 
+# What the images of a set are told from, beside their own rotated and noisy copies.
+OOD: dict[str, tuple[str, ...]] = {
+    "digits": ("letters",),
+    "mnist": ("fashion-mnist",),
+    "fashion-mnist": ("mnist",),
+    "cifar10": ("svhn", "cifar100"),
+    "cifar100": ("svhn", "cifar10"),
+    "svhn": ("cifar10", "cifar100"),
+}
+
 
 def preset(data: str, root: str | None) -> dict[str, Any]:
     """Return the settings for a data set."""

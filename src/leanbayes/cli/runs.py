@@ -29,9 +29,14 @@ class Prepared:
     notes: dict[str, Any]
 
 
-def prepare(task: Task, seed: int) -> Prepared:
-    """Load the data and build the network, whose first weights follow the seed."""
-    data = load(task.data, task.root, validation_share=task.validation_share, resize=task.resize)
+def load_data(task: Task) -> Data:
+    """Load the data of a task."""
+    return load(task.data, task.root, validation_share=task.validation_share, resize=task.resize)
+
+
+def prepare(task: Task, seed: int, data: Data | None = None) -> Prepared:
+    """Load the data, unless they are there, and build the network, whose first weights follow the seed."""
+    data = data or load_data(task)
     options = dict(_option(text) for text in task.model_options)
     network = build(task.model, data.input_shape, data.outputs, seed=seed, **options)
     here = Path(task.data).expanduser()

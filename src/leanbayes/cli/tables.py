@@ -1,99 +1,67 @@
-"""Tables for the terminal: the scores of one run, and several methods side by side with a winner a column."""
+"""Tables for the terminal: the scores of one run, and several methods side by side."""
 
 import math
-import statistics
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any
 
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 
+from leanbayes import report
+from leanbayes.report.cells import lines, writer
+from leanbayes.report.columns import columns
 
-@dataclass(frozen=True)
-class Column:
-    """One figure: its key in the scores or costs, how it is shown, and which value is best."""
-
-    key: str
-    title: str
-    form: str
-    best: str | None = None  # "high", "low", or None where neither is
-
-    def text(self, value: float) -> str:
-        """Write a value."""
-        return "–" if math.isnan(value) else self.form.format(value)
-
-
-QUALITY = (
-    Column("accuracy", "accuracy", "{:.2%}", "high"),
-    Column("miou", "mIoU", "{:.2%}", "high"),
-    Column("rmse", "RMSE", "{:.4g}", "low"),
-    Column("nll", "NLL", "{:.4f}", "low"),
-    Column("ece", "ECE", "{:.4f}", "low"),
-    Column("brier", "Brier", "{:.4f}"),
-    Column("entropy_right", "entropy\nif right", "{:.3f}"),
-    Column("entropy_wrong", "entropy\nif wrong", "{:.3f}", "high"),
-    Column("mutual_information", "mutual\ninformation", "{:.4f}"),
-    Column("std", "std", "{:.4g}"),
-    Column("epistemic_std", "epistemic\nstd", "{:.4g}"),
-)
-COST = (
-    Column("kilo_trained", "numbers\n×1000", "{:.1f}", "low"),
-    Column("file_kb", "file\nkB", "{:.0f}", "low"),
-    Column("epoch_ms", "train\nms/epoch", "{:.0f}", "low"),
-    Column("predict_ms_per_1000", "predict\nms/1000", "{:.0f}", "low"),
+# What fits into a terminal; the report has all.
+_SHOWN = (
+    *("accuracy", "miou", "rmse", "nll", "ece", "crps", "coverage_95"),
+    *("corruptions:accuracy", "corruptions:nll", "kilo_trained", "file_kb", "epoch_ms", "predict_ms_per_1000"),
+    "predict_time_ratio",
 )
 
 
-def flat(scores: Mapping[str, Any], costs: Mapping[str, Any]) -> dict[str, float]:
-    """Bring scores and costs together under the keys of the columns."""
-    values = {**costs, **scores}
-    values["kilo_trained"] = costs["trainable"] / 1e3
-    if "file_bytes" in costs:
-        values["file_kb"] = costs["file_bytes"] / 1e3
-    if costs.get("epoch_seconds"):
-        values["epoch_ms"] = 1e3 * statistics.median(costs["epoch_seconds"])
-    return values
-
-
-def scores_table(scores: Mapping[str, Any], costs: Mapping[str, Any]) -> Table:
+def scores_table(values: Mapping[str, float]) -> Table:
     """Lay out the scores and costs of one run, one a line."""
     view = Table(box=None, show_header=False)
-    values = flat(scores, costs)
-    for column in (*QUALITY, *COST):
-        if column.key in values:
-            view.add_row(column.title.replace("\n", " "), column.text(values[column.key]))
-    view.add_row("examples", f"{scores['examples']:,}")
+    for column in columns([values]):
+        view.add_row(column.title, writer(column.form, [values[column.key]])(values[column.key]))
+    view.add_row("examples", f"{values['examples']:,}")
     return view
 
 
-def comparison(rows: Mapping[str, Mapping[str, float]]) -> tuple[Table, str]:
-    """Lay out several methods, with a star at the best value of a column, and name the winner of each below."""
-    columns = [c for c in (*QUALITY, *COST) if c.best and all(c.key in values for values in rows.values())]
-    winners = {column.key: best_of(column, rows) if len(rows) > 1 else [] for column in columns}
+def comparison(table: report.Table, sort: str) -> Table:
+    """Lay out several methods, the best of the column `sort` first, with a star at the winners of each column."""
     view = Table(box=None, padding=(0, 1, 0, 0))
     view.add_column("method", no_wrap=True)
-    for column in columns:
-        view.add_column(column.title, justify="right", no_wrap=True)
-    for name, values in rows.items():
+    shown = [place for place, column in enumerate(table.columns) if _is_shown(column.key, sort)]
+    for place in shown:
+        view.add_column("\n".join(table.columns[place].title.split()), justify="right", no_wrap=True)
+    best = next(column.best for column in table.columns if column.key == sort)
+    for line in sorted(lines(table), key=lambda line: _order(line.row.cells[sort].mean, best)):
         cells = []
-        for column in columns:
-            text = column.text(values[column.key])
-            cells.append(f"[bold green]{text}*[/]" if name in winners[column.key] else f"{text} ")
-        view.add_row(name, *cells)
-    if len(rows) < 2:
-        return view, ""
-    lines = [f"  {c.title.replace(chr(10), ' ') + ':':<18} {', '.join(winners[c.key]) or '–'}" for c in columns]
-    return view, "\n".join(["* Best in its column:", *lines])
+        for place in shown:
+            cell = line.cells[place]
+            text = f"{cell.text}{cell.spread}"
+            cells.append(f"[bold green]{text}*[/]" if cell.best else f"{text} ")
+        view.add_row(escape(line.row.name), *cells)
+    return view
 
 
-def best_of(column: Column, rows: Mapping[str, Mapping[str, float]]) -> list[str]:
-    """Name the methods with the best value, as far as it is shown: two that look alike both win."""
-    values = {name: row[column.key] for name, row in rows.items() if not math.isnan(row[column.key])}
-    if not values:
-        return []
-    best = (max if column.best == "high" else min)(values.values())
-    return [name for name, value in values.items() if column.text(value) == column.text(best)]
+def _is_shown(key: str, sort: str) -> bool:
+    return key in _SHOWN or key == sort or key.startswith("ood:")
+
+
+def _order(value: float, best: str | None) -> tuple[bool, float]:
+    return math.isnan(value), -value if best == "high" else value
+
+
+def summary_of(table: report.Table) -> dict[str, Any]:
+    """Write the table as plain values: of each method the mean and interval of each figure, and the winners."""
+    methods = {
+        row.name: {key: {"mean": cell.mean, "low": cell.low, "high": cell.high} for key, cell in row.cells.items()}
+        for row in table.rows
+    }
+    return {"methods": methods, "winners": {key: list(names) for key, names in table.winners.items()}}
 
 
 def show(title: str, view: Table) -> None:

@@ -1,5 +1,8 @@
 """How good a model's predictions are, and how far its uncertainty can be trusted."""
 
+from leanbayes.evaluation.assessment import Look, assess
+from leanbayes.evaluation.cost import costs_of
+from leanbayes.evaluation.metrics import METRICS, Metric, Sum, Whole, mean
 from leanbayes.evaluation.scores import Scores, evaluate
 
-__all__ = ["Scores", "evaluate"]
+__all__ = ["METRICS", "Look", "Metric", "Scores", "Sum", "Whole", "assess", "costs_of", "evaluate", "mean"]

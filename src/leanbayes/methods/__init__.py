@@ -4,6 +4,15 @@ from leanbayes.methods.deterministic import Deterministic
 from leanbayes.methods.ensemble import Ensemble
 from leanbayes.methods.mc_dropout import MCDropout
 from leanbayes.methods.mean_field import MeanField
-from leanbayes.methods.registry import METHODS, get_method, parse_method
+from leanbayes.methods.registry import METHODS, describe_method, get_method, parse_method
 
-__all__ = ["METHODS", "Deterministic", "Ensemble", "MCDropout", "MeanField", "get_method", "parse_method"]
+__all__ = [
+    "METHODS",
+    "Deterministic",
+    "Ensemble",
+    "MCDropout",
+    "MeanField",
+    "describe_method",
+    "get_method",
+    "parse_method",
+]

@@ -1,7 +1,8 @@
 """Methods by name, with the settings that they have by default on the command line."""
 
 import ast
-from collections.abc import Mapping
+import dataclasses
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from leanbayes import config
@@ -45,6 +46,23 @@ def parse_method(text: str) -> Method:
             raise LeanBayesError(f"{path.strip()!r} in {text!r} is set twice: give each setting once.")
         inner[last] = _value(value.strip())
     return get_method(name, settings)
+
+
+def describe_method(method: Method) -> str:
+    """Write a method as `parse_method` reads it: its name, and the settings that differ from the usual ones."""
+    name = next((name for name, known in METHODS.items() if type(known) is type(method)), type(method).__name__)
+    usual = METHODS.get(name)
+    changed = ",".join(f"{path}={value}" for path, value in _differences(usual, method)) if usual else ""
+    return f"{name}:{changed}" if changed else name
+
+
+def _differences(usual: Any, value: Any) -> Iterator[tuple[str, Any]]:
+    for field in dataclasses.fields(value):
+        old, new = getattr(usual, field.name), getattr(value, field.name)
+        if type(old) is type(new) and dataclasses.is_dataclass(new):
+            yield from ((f"{field.name}.{path}", inner) for path, inner in _differences(old, new))
+        elif old != new:
+            yield field.name, new
 
 
 def _value(text: str) -> Any:

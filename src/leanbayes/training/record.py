@@ -27,7 +27,7 @@ _PARTS = {
     "costs": dict,
 }
 # Settings of a recipe that may differ when a run is resumed: none of them changes the result.
-_FREE = (
+FREE = (
     "accumulate",
     "checkpoint_minutes",
     "checkpoint_steps",
@@ -152,7 +152,7 @@ def machine() -> dict[str, Any]:
 def _difference(old: Any, new: Any, name: str = "") -> tuple[str, Any, Any] | None:
     """Find the first setting in which two configurations differ."""
     if isinstance(old, dict) and isinstance(new, dict):
-        free = set(_FREE) if name == "recipe" else set()
+        free = set(FREE) if name == "recipe" else set()
         for key in sorted({*old, *new} - free, key=lambda key: (key != "type", key)):
             found = _difference(old.get(key), new.get(key), f"{name}.{key}".lstrip("."))
             if found:

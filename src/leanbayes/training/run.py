@@ -247,7 +247,7 @@ class Run:
         """Score on the held-out split, with noise that leaves the training's alone."""
         batches, scale = self.held_out.epoch(), self.data.target_std
         with self.accelerator.autocast():
-            return evaluate(bnn, batches, samples=samples, seed=self.recipe.seed, target_scale=scale)
+            return evaluate(bnn, batches, samples=samples, seed=self.recipe.seed, target_scale=scale, details=False)
 
     def plain_batches(self) -> Iterable[tuple[Any, Tensor]]:
         """Give training batches (x, y) without augmentation, the same in every process."""

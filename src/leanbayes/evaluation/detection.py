@@ -1,0 +1,70 @@
+"""Detection: whether uncertainty tells examples that are out of distribution from those that are in it.
+
+A score is an uncertainty: higher is more likely out. Only the order of the scores counts, ties included.
+"""
+
+import torch
+from torch import Tensor
+
+from leanbayes.errors import LeanBayesError
+
+
+def auroc(scores_in: Tensor, scores_out: Tensor) -> float:
+    """Probability that an example from outside has a higher score than one from inside; a tie counts half.
+
+    The area under the ROC curve (Mann & Whitney 1947), counted in whole numbers.
+    """
+    inside, outside = _scores(scores_in).sort().values, _scores(scores_out)
+    below = torch.searchsorted(inside, outside)
+    not_above = torch.searchsorted(inside, outside, right=True)
+    return int((below + not_above).sum()) / (2 * len(inside) * len(outside))
+
+
+def average_precision(positive: Tensor, negative: Tensor) -> float:
+    """Mean precision over the positive examples, where a positive one should have the higher score.
+
+    AP = Σ_t (R_t - R_{t-1})·P_t over the different scores as thresholds t, from the highest: scikit-learn's.
+    """
+    positive, negative = _scores(positive), _scores(negative)
+    _, places, counts = torch.cat([positive, negative]).unique(return_inverse=True, return_counts=True)
+    hits = torch.bincount(places[: len(positive)], minlength=len(counts)).flip(0)
+    precision = hits.cumsum(0).double() / counts.flip(0).cumsum(0)
+    return float((hits * precision).sum() / len(positive))
+
+
+def false_positive_rate(scores_in: Tensor, scores_out: Tensor, true_positive_rate: float = 0.95) -> float:
+    """Share of examples from outside that are accepted, where at least `true_positive_rate` of those inside are.
+
+    Accepted is a score up to the lowest threshold that does it; inside is the positive class (Hendrycks & Gimpel 2017,
+    arXiv:1610.02136; Liang et al. 2018, arXiv:1706.02690).
+    """
+    if not 0 < true_positive_rate <= 1:
+        raise LeanBayesError(f"true_positive_rate={true_positive_rate} must be above 0 and at most 1.")
+    inside, outside = _scores(scores_in).sort().values, _scores(scores_out)
+    shares = torch.arange(1, len(inside) + 1, dtype=torch.float64) / len(inside)
+    # A search, because a product such as 0.55·100 is rounded up to more than the 55 examples that are enough.
+    threshold = inside[int(torch.searchsorted(shares, true_positive_rate))]
+    return int((outside <= threshold).sum()) / len(outside)
+
+
+def detection_scores(scores_in: Tensor, scores_out: Tensor) -> dict[str, float]:
+    """Return auroc, aupr_in and aupr_out (inside or outside positive), fpr95 and fpr85 (at 95 and 85 % accepted)."""
+    inside, outside = _scores(scores_in), _scores(scores_out)
+    return {
+        "auroc": auroc(inside, outside),
+        "aupr_in": average_precision(-inside, -outside),
+        "aupr_out": average_precision(outside, inside),
+        "fpr95": false_positive_rate(inside, outside, 0.95),
+        "fpr85": false_positive_rate(inside, outside, 0.85),
+    }
+
+
+def _scores(values: Tensor) -> Tensor:
+    values = values.detach().double().flatten().contiguous()
+    if not len(values):
+        raise LeanBayesError(
+            "Detection compares two sets of scores, and one is empty: pass at least one score of each."
+        )
+    if values.isnan().any():
+        raise LeanBayesError("The scores contain NaN, which has no rank: mend or leave out such examples.")
+    return values

@@ -1,0 +1,36 @@
+"""The report of a comparison: a document of plain data, and the one HTML page that shows it."""
+
+from leanbayes.report.collect import document_of
+from leanbayes.report.document import (
+    Cell,
+    Column,
+    Document,
+    Gallery,
+    MethodFigure,
+    Picture,
+    Png,
+    Row,
+    Section,
+    Table,
+    merge,
+)
+from leanbayes.report.page import render, write
+from leanbayes.report.runs import AssessedRun
+
+__all__ = [
+    "AssessedRun",
+    "Cell",
+    "Column",
+    "Document",
+    "Gallery",
+    "MethodFigure",
+    "Picture",
+    "Png",
+    "Row",
+    "Section",
+    "Table",
+    "document_of",
+    "merge",
+    "render",
+    "write",
+]

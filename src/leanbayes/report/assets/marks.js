@@ -1,0 +1,105 @@
+// The marks of one series: path data only, so that thousands of points are a handful of elements.
+const CLOUD = 150; // more points than this are dots, not markers
+const LAYERS = 6; // a cloud is drawn in this many layers, so that dense places are darker
+
+const short = (pixels) => Math.round(pixels * 10) / 10;
+const outline = (marker) => document.getElementById(`marker-${marker}`).getAttribute("d").slice(4);
+const markers = (spots, shape) => spots.map(([x, y]) => `M${short(x)} ${short(y)}${shape}`).join("");
+
+// Cuts a list where something is missing.
+function stretches(list) {
+  const found = [[]];
+  for (const one of list) {
+    if (one) found.at(-1).push(one);
+    else found.push([]);
+  }
+  return found.filter((some) => some.length);
+}
+
+const polyline = (spots) => `M${spots.map(([x, y]) => `${short(x)} ${short(y)}`).join("L")}${spots.length === 1 ? "h0" : ""}`;
+
+function band(panel, series) {
+  const edges = series.x.map((x, k) => {
+    const low = panel.spot(x, series.low?.[k]);
+    const high = panel.spot(x, series.high?.[k]);
+    return low && high && [low, high];
+  });
+  return edges;
+}
+
+function drawLines(panel, series, style) {
+  const spots = series.x.map((x, k) => panel.spot(x, series.y[k]));
+  const edges = stretches(band(panel, series)).filter((some) => some.length > 1);
+  const area = edges.map((some) => `${polyline([...some.map(([low]) => low), ...some.map(([, high]) => high).reverse()])}z`);
+  const every = spots.length > 16 ? Math.ceil(spots.length / 6) : 1;
+  const marked = spots.filter((spot, k) => spot && k % every === (series.method * 3) % every);
+  return [
+    area.length && make("path", { class: `band ${style.colour}`, d: area.join("") }),
+    make("path", { class: `line ${style.colour} ${style.dash}`, d: stretches(spots).map(polyline).join("") }),
+    make("path", { class: `dot ${style.colour} ${style.fill}`, d: markers(marked, style.shape) }),
+  ];
+}
+
+function whiskers(panel, series, places) {
+  const ends = band(panel, series).map((edge, k) => edge && places(edge, k));
+  const d = ends.filter(Boolean).map(polyline).join("");
+  return d && make("g", {}, make("path", { class: "halo", d }), make("path", { class: "whisker", d }));
+}
+
+function drawPoints(panel, series, style) {
+  const spots = series.x.map((x, k) => panel.spot(x, series.y[k])).filter(Boolean);
+  if (spots.length <= CLOUD) {
+    return [
+      whiskers(panel, series, (edge) => edge),
+      make("path", { class: `dot ${style.colour} ${style.fill}`, d: markers(spots, style.shape) }),
+    ];
+  }
+  const layers = Array.from({ length: LAYERS }, (_, layer) => spots.filter((_, k) => k % LAYERS === layer));
+  return layers.map((some) => make("path", { class: `cloud ${style.colour} ${style.fill}`, d: markers(some, "h0") }));
+}
+
+// Bars side by side on each name; `slot` of `slots` is this series' place among them.
+function drawBars(panel, series, style, slot, slots) {
+  const thick = Math.min((0.78 * Math.abs(panel.xScale.step)) / slots, 26);
+  const aside = (slot - (slots - 1) / 2) * thick;
+  const move = ([x, y]) => (panel.flip ? [x, y + aside] : [x + aside, y]);
+  const half = Math.max(0.5, thick / 2 - (thick > 5 ? 0.5 : 0.25));
+  const tips = series.x.map((x, k) => panel.spot(x, series.y[k])).map((spot) => spot && move(spot));
+  const bars = tips.filter(Boolean).map(([x, y]) => {
+    if (panel.flip) return `M${short(panel.base)} ${short(y - half)}H${short(x)}v${short(2 * half)}H${short(panel.base)}z`;
+    return `M${short(x - half)} ${short(panel.base)}V${short(y)}h${short(2 * half)}V${short(panel.base)}z`;
+  });
+  // The method's marker at the foot of each bar that is long enough, so that colour is not all that tells them apart.
+  const size = Math.min(1, (1.7 * half) / 10);
+  const inside = (1.4 * half + 2) / size;
+  const feet = tips.filter((spot) => spot && Math.abs((panel.flip ? spot[0] : spot[1]) - panel.base) > 3 * half + 6);
+  const foot = (tip) => panel.base / size + Math.sign(tip - panel.base) * inside;
+  const pips = feet.map(([x, y]) => (panel.flip ? [foot(x), y / size] : [x / size, foot(y)]));
+  const nodes = [
+    make("path", { class: `area ${style.colour} ${style.fill}`, d: bars.join("") }),
+    half > 2 && make("path", { class: `pip ${style.colour} ${style.fill}`, transform: `scale(${size})`, d: markers(pips, style.shape) }),
+    whiskers(panel, series, (edge) => edge.map(move)),
+  ];
+  return { nodes, tips };
+}
+
+// A histogram: x are the middles of its bins.
+function drawSteps(panel, series, style, crowded) {
+  const edges = binEdges(series.x, panel.log.x);
+  const corners = series.x.map((_, k) => {
+    const [left, right] = [panel.spot(edges[k], series.y[k]), panel.spot(edges[k + 1], series.y[k])];
+    return left && right && [left, right];
+  });
+  const runs = stretches(corners).map((some) => some.flat());
+  const d = runs.map((spots) => `M${short(spots[0][0])} ${short(panel.base)}L${polyline(spots).slice(1)}V${short(panel.base)}`);
+  return [make("path", { class: `area steps ${crowded ? "crowded" : ""} ${style.colour} ${style.dash} ${style.fill}`, d: d.join("") })];
+}
+
+function binEdges(middles, log) {
+  const [to, from] = log ? [Math.log, Math.exp] : [Number, Number];
+  const at = middles.map(to);
+  const half = at.length > 1 ? (at[1] - at[0]) / 2 : 0.5;
+  const last = at.length > 1 ? (at.at(-1) - at.at(-2)) / 2 : 0.5;
+  const between = at.slice(1).map((value, k) => (value + at[k]) / 2);
+  return [at[0] - half, ...between, at.at(-1) + last].map(from);
+}

@@ -1,0 +1,104 @@
+// The value at a point: under the mouse, under a finger, or where the arrow keys have gone.
+const tip = document.getElementById("tip");
+const speak = document.getElementById("status");
+let shownBy = null; // the figure or cell whose tip is open
+
+function showTip(owner, x, y, ...content) {
+  tip.replaceChildren(...content);
+  tip.hidden = false;
+  shownBy = owner;
+  const { width, height } = tip.getBoundingClientRect();
+  const room = document.documentElement.clientWidth - width - 8;
+  tip.style.left = `${Math.max(8, Math.min(x - width / 2, room))}px`;
+  tip.style.top = `${y - height - 14 > 4 ? y - height - 14 : y + 18}px`;
+}
+
+function hideTip() {
+  tip.hidden = true;
+  shownBy?.querySelector?.(".ring")?.remove();
+  shownBy = null;
+}
+
+function readingOf(figure, point) {
+  const { series, k } = point;
+  const [px, py] = ["x", "y"].map((axis) => figure.percent?.includes(axis));
+  const between = isNumber(series.low?.[k]) && isNumber(series.high?.[k]);
+  const spread = between ? ` (${shown(series.low[k], py)} to ${shown(series.high[k], py)})` : "";
+  const label = series.labels?.[k];
+  return [...(label ? [label] : []), `${figure.x}: ${shown(series.x[k], px)}`, `${figure.y}: ${shown(series.y[k], py)}${spread}`];
+}
+
+function showPoint(view, point, aloud) {
+  const { figure, chart } = view;
+  if (shownBy !== chart.svg) hideTip();
+  chart.svg.querySelector(".ring")?.remove();
+  chart.svg.append(make("circle", { class: "ring", cx: short(point.x), cy: short(point.y), r: 7 }));
+  const lines = readingOf(figure, point);
+  const who = html("strong", {}, swatchOf(figure, point.series), whoOf(point.series));
+  const box = chart.svg.getBoundingClientRect();
+  showTip(chart.svg, box.left + point.x, box.top + point.y, who, ...lines.map((line) => html("div", {}, line)));
+  if (aloud) speak.textContent = `${whoOf(point.series)}, ${lines.join(", ")}`;
+}
+
+// Along a line or a row of bars the place counts most; in a cloud, both directions do.
+function nearest(view, x, y) {
+  const { figure, chart } = view;
+  const { width, height, flip } = chart.layout;
+  const weights = { lines: [1, 0.3], points: [1, 1], bars: flip ? [0.02, 1] : [1, 0.02] }[figure.kind];
+  let best = null;
+  let least = figure.kind === "points" ? 60 : Infinity;
+  for (const panel of chart.panels) {
+    if (x < panel.left - 12 || x > panel.left + width + 12 || y < panel.top - 12 || y > panel.top + height + 12) continue;
+    for (const point of panel.points) {
+      const away = Math.hypot(weights[0] * (point.x - x), weights[1] * (point.y - y));
+      if (away < least) [best, least] = [point, away];
+    }
+  }
+  return best;
+}
+
+function attachReadout(view) {
+  const { svg, panels } = view.chart;
+  const onPoint = (event) => {
+    const box = svg.getBoundingClientRect();
+    const point = nearest(view, event.clientX - box.left, event.clientY - box.top);
+    if (point) showPoint(view, point, false);
+    else hideTip();
+  };
+  svg.addEventListener("pointermove", onPoint);
+  svg.addEventListener("pointerdown", onPoint);
+  svg.addEventListener("pointerleave", (event) => event.pointerType === "mouse" && hideTip());
+  svg.addEventListener("blur", hideTip);
+
+  const rows = panels.flatMap((panel) => panel.series.map((one) => panel.points.filter((point) => point.series === one)));
+  const tracks = rows.filter((row) => row.length).map((row) => row.toSorted((a, b) => (view.chart.layout.flip ? a.y - b.y : a.x - b.x)));
+  let [track, place] = [0, -1];
+  svg.addEventListener("keydown", (event) => {
+    const ahead = Math.max(1, Math.round(tracks[track].length / 10));
+    const step = { ArrowRight: 1, ArrowLeft: -1, PageDown: ahead, PageUp: -ahead, Home: -Infinity, End: Infinity }[event.key];
+    const turn = { ArrowDown: 1, ArrowUp: -1 }[event.key];
+    if (!step && !turn) return;
+    event.preventDefault();
+    if (turn) track = (track + turn + tracks.length) % tracks.length;
+    place = Math.max(0, Math.min(place + (step ?? 0), tracks[track].length - 1));
+    showPoint(view, tracks[track][place], true);
+  });
+}
+
+// What tables tell in `title` is told here too, since a title is only for the mouse.
+function attachTips(nodes) {
+  for (const node of nodes) {
+    node.dataset.tip = node.title;
+    node.removeAttribute("title");
+    const open = () => {
+      const box = node.getBoundingClientRect();
+      showTip(node, box.left + box.width / 2, box.top, ...node.dataset.tip.split("\n").map((line) => html("div", {}, line)));
+    };
+    for (const event of ["pointerenter", "focus"]) node.addEventListener(event, open);
+    for (const event of ["pointerleave", "blur"]) node.addEventListener(event, hideTip);
+  }
+}
+
+document.addEventListener("keydown", (event) => event.key === "Escape" && hideTip());
+document.addEventListener("pointerdown", (event) => shownBy?.contains(event.target) || hideTip());
+document.addEventListener("scroll", hideTip, { passive: true, capture: true });

@@ -1,0 +1,166 @@
+"""The columns of tables, for the terminal and the report alike, and the winners of each."""
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Literal
+
+from leanbayes.evaluation.seeds import Summary, summarise, winners
+from leanbayes.report.document import Cell, Column, Form, Row, Table
+from leanbayes.report.runs import AssessedRun, by_method
+
+Best = Literal["high", "low"]
+_PLAIN = "over the plain network"
+
+_QUALITY = (
+    Column("accuracy", "accuracy", "quality", "high", "percent", "Share of the test examples that are answered right."),
+    Column("top5", "top-5", "quality", "high", "percent", "The true class is among the five most probable."),
+    Column("miou", "mIoU", "quality", "high", "percent", "Intersection over union, averaged over the classes."),
+    Column("rmse", "RMSE", "quality", "low", "number", "Root of the mean squared error, in the target's unit."),
+    Column("nll", "NLL", "quality", "low", "decimal", "Minus the log of the probability given to the truth, in nats."),
+    Column("crps", "CRPS", "quality", "low", "number", "Distance of the predicted distribution from the truth."),
+    Column("brier", "Brier", "quality", "low", "decimal", "Squared distance of the probabilities from the truth."),
+    Column("ece", "ECE", "quality", "low", "decimal", "Gap between confidence and accuracy, 15 bins of equal width."),
+    Column("adaptive_ece", "adaptive ECE", "quality", "low", "decimal", "The same with 15 bins of equal mass."),
+    Column(
+        "debiased_classwise_error",
+        "class-wise error",
+        "quality",
+        "low",
+        "decimal",
+        "Debiased L2 calibration error over all classes, which some papers print as ECE.",
+    ),
+    Column("aurc", "AURC", "quality", "low", "decimal", "Mean risk when the least sure answers are withheld first."),
+    Column(
+        "coverage_at_1_percent",
+        "coverage at 1 % risk",
+        "quality",
+        "high",
+        "percent",
+        "Share of the examples that can be answered with at most 1 % of mistakes.",
+    ),
+    Column("coverage_95", "95 % interval", "quality", None, "percent", "Share of the truths inside: 95 % is right."),
+    Column("width_95", "its width", "quality", "low", "number", "Mean width of the 95 % interval: narrow is sharp."),
+    Column("entropy_right", "entropy if right", "uncertainty", None, "decimal", "Mean entropy of the right answers."),
+    Column("entropy_wrong", "entropy if wrong", "uncertainty", None, "decimal", "Mean entropy of the wrong answers."),
+    Column(
+        "mutual_information",
+        "mutual information",
+        "uncertainty",
+        None,
+        "decimal",
+        "How much the draws disagree: what more data could remove.",
+    ),
+    Column("epistemic_std", "epistemic std", "uncertainty", None, "number", "How far the draws' means lie apart."),
+)
+_UNDER_SHIFT: tuple[tuple[str, str, Best, Form], ...] = (
+    ("accuracy", "accuracy", "high", "percent"),
+    ("rmse", "RMSE", "low", "number"),
+    ("miou", "mIoU", "high", "percent"),
+    ("nll", "NLL", "low", "decimal"),
+    ("ece", "ECE", "low", "decimal"),
+)
+_SHIFT = tuple(
+    Column(f"{family}:{key}", f"{title} {shown}", "shift", best, form, f"{what}, averaged over all levels.")
+    for family, title, what in (
+        ("corruptions", "corrupted", "On corrupted test inputs, 15 kinds at 5 severities"),
+        ("rotation", "rotated", "On test images turned by 15 to 180 degrees"),
+        ("noise", "noisy", "On test inputs with noise, from 40 to −6 dB"),
+    )
+    for key, shown, best, form in _UNDER_SHIFT
+)
+_COST = (
+    Column("kilo_trained", "trained ×1000", "cost", "low", "number", "Numbers that training adjusts, in thousands."),
+    Column("kilo_stored", "stored ×1000", "cost", "low", "number", "Numbers that the model keeps, in thousands."),
+    Column("file_kb", "file kB", "cost", "low", "number", "Size of the saved model."),
+    Column("epoch_ms", "train ms/epoch", "cost", "low", "number", "Median time of a pass over the training data."),
+    Column("train_peak_mb", "train peak MB", "cost", "low", "number", "Most GPU memory that training has taken."),
+    Column("predict_ms_per_1000", "predict ms/1000", "cost", "low", "number", "Time to predict 1000 examples."),
+    Column("predict_mflops", "MFLOPs", "cost", "low", "number", "Counted work of one prediction; zeros cost nothing."),
+    Column("predict_moved_mb", "moved MB", "cost", "low", "number", "Memory traffic of one example's prediction."),
+    Column("predict_peak_mb", "peak MB", "cost", "low", "number", "Memory that predicting one batch takes at most."),
+    Column("file_ratio", "file × plain", _PLAIN, "low", "times", "Size of the saved model over the plain network's."),
+    Column(
+        "predict_time_ratio", "predict × plain", _PLAIN, "low", "times", "Prediction time over the plain network's."
+    ),
+    Column("predict_flops_ratio", "FLOPs × plain", _PLAIN, "low", "times", "Counted work over the plain network's."),
+    Column("predict_moved_ratio", "moved × plain", _PLAIN, "low", "times", "Memory traffic over the plain network's."),
+    Column("predict_peak_ratio", "peak × plain", _PLAIN, "low", "times", "Peak memory over the plain network's."),
+)
+# Counted, not measured: they are the same in every run, and the least of them needs no interval to be the least.
+_EXACT = frozenset(
+    "kilo_trained kilo_stored file_kb file_ratio predict_mflops predict_flops_ratio predict_moved_mb "
+    "predict_moved_ratio predict_peak_mb predict_peak_ratio".split()
+)
+
+
+def columns(rows: Sequence[Mapping[str, float]]) -> list[Column]:
+    """Return the columns that some of the rows have figures for."""
+    there = {key for row in rows for key in row}
+    ood = [
+        Column(
+            key, f"AUROC {key.removeprefix('ood:')}", "out of distribution", "high", "percent", _AUROC.format(key[4:])
+        )
+        for key in dict.fromkeys(key for row in rows for key in row)
+        if key.startswith("ood:")
+    ]
+    return [column for column in (*_QUALITY, *_SHIFT, *ood, *_COST) if column.key in there]
+
+
+_AUROC = "By entropy: how often an example of {} looks less sure than one of the test data."
+
+
+def table(runs: Sequence[AssessedRun]) -> Table:
+    """Lay methods out beside each other, with means and intervals over their seeds, and the winners of each column."""
+    groups = by_method(runs)
+    figures = {method: [run.figures() for run in group] for method, group in groups.items()}
+    shown = columns([row for rows in figures.values() for row in rows])
+    values = {
+        column.key: {method: [row.get(column.key, math.nan) for row in rows] for method, rows in figures.items()}
+        for column in shown
+    }
+    rows = tuple(
+        Row(method, {key: _cell(summarise(of[method])) for key, of in values.items()}, len(group))
+        for method, group in groups.items()
+    )
+    best = {column.key: winners_of(column, values[column.key], groups) for column in shown}
+    return Table(
+        tuple(shown),
+        rows,
+        {key: names for key, names in best.items() if names},
+        interval="95 % interval of the mean over seeds",
+        note=_note(groups),
+    )
+
+
+def winners_of(
+    column: Column, values: Mapping[str, Sequence[float]], groups: Mapping[str, Sequence[AssessedRun]]
+) -> tuple[str, ...]:
+    """Name the methods that nothing is shown to be better than: by intervals over seeds, or by counts."""
+    if column.best is None or len(values) < 2:
+        return ()
+    if column.key in _EXACT:
+        least = {method: of[0] for method, of in values.items() if not math.isnan(of[0])}
+        return tuple(method for method, value in least.items() if value == min(least.values()))
+    seeds = {tuple(run.seed for run in group) for group in groups.values()}
+    if len(seeds) > 1 or len(next(iter(seeds))) < 2:
+        return ()  # nothing to pair, or no interval
+    found = tuple(winners(values, column.best))
+    return found if len(found) < len(values) else ()  # where all are alike, none has won
+
+
+def _cell(summary: Summary) -> Cell:
+    return Cell(summary.mean, summary.low, summary.high, tuple(summary.values))
+
+
+def _note(groups: Mapping[str, Sequence[AssessedRun]]) -> str:
+    seeds = {tuple(run.seed for run in group) for group in groups.values()}
+    if len(groups) < 2:
+        return ""
+    if len(seeds) > 1:
+        return "The methods have different seeds, so no winner is named but by counts."
+    if len(next(iter(seeds))) < 2:
+        return "One seed tells no interval, so no winner is named but by counts: train more seeds."
+    return (
+        "A star marks the methods that no other is shown to beat, by paired differences to the best mean over seeds "
+        "(95 %, corrected by Holm for the number of methods). Where all are alike, none is marked."
+    )

@@ -1,0 +1,81 @@
+"""A trained run as reports see it: its record, what `assess` found, and from them one flat set of figures."""
+
+import statistics
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+
+@dataclass(frozen=True)
+class AssessedRun:
+    """One training of a method: its `run.json`, and what `leanbayes.evaluation.assess` found."""
+
+    method: str  # as the report calls it
+    seed: int
+    record: Mapping[str, Any]
+    assessment: Mapping[str, Any]
+
+    @property
+    def scores(self) -> Mapping[str, float]:
+        """Scores on the test data."""
+        return self.assessment["scores"]
+
+    def figures(self) -> dict[str, float]:
+        """Return all that a table may show, by the keys of its columns."""
+        found = self.assessment
+        costs = {**in_columns(self.record["costs"]), **_predicting(found["costs"])}
+        values = {**found["scores"], **_means(found["shifts"]), **costs}
+        for name, one in found["ood"].items():
+            values[f"ood:{name}"] = one["by"]["entropy"]["auroc"]
+        return values
+
+
+def by_method(runs: Iterable[AssessedRun]) -> dict[str, list[AssessedRun]]:
+    """Sort runs into methods, and those of each by their seeds."""
+    groups: dict[str, list[AssessedRun]] = {}
+    for run in runs:
+        groups.setdefault(run.method, []).append(run)
+    return {method: sorted(group, key=lambda run: run.seed) for method, group in groups.items()}
+
+
+def in_columns(costs: Mapping[str, Any]) -> dict[str, float]:
+    """Bring the costs of a training to the units of the columns."""
+    values = {"kilo_trained": costs["trainable"] / 1e3, "kilo_stored": costs["stored"] / 1e3}
+    if "file_bytes" in costs:
+        values["file_kb"] = costs["file_bytes"] / 1e3
+    if costs.get("epoch_seconds"):
+        values["epoch_ms"] = 1e3 * statistics.median(costs["epoch_seconds"])
+    if "peak_memory_bytes" in costs:
+        values["train_peak_mb"] = costs["peak_memory_bytes"] / 1e6
+    return values
+
+
+def _predicting(costs: Mapping[str, Any]) -> dict[str, float]:
+    """Bring the costs of a model and of its predictions to the units of the columns."""
+    ours, ratios = costs["ours"], costs["ratios"]
+    return {
+        "kilo_trained": ours["trainable"] / 1e3,
+        "kilo_stored": ours["stored"] / 1e3,
+        "file_kb": ours["file_bytes"] / 1e3,
+        "file_ratio": ratios["file_bytes"],
+        "predict_ms_per_1000": ours["predict_ms_per_1000"],
+        "predict_time_ratio": ratios["predict_ms_per_1000"],
+        "predict_mflops": ours["predict_effective_flops"] / 1e6,
+        "predict_flops_ratio": ratios["predict_effective_flops"],
+        "predict_moved_mb": ours["predict_bytes_moved"] / 1e6,
+        "predict_moved_ratio": ratios["predict_bytes_moved"],
+        "predict_peak_mb": ours["predict_peak_bytes"] / 1e6,
+        "predict_peak_ratio": ratios["predict_peak_bytes"],
+    }
+
+
+def _means(shifts: Sequence[Mapping[str, Any]]) -> dict[str, float]:
+    """Average accuracy, likelihood and calibration over all levels of each kind of shift."""
+    values = {}
+    for family in ("corruptions", "rotation", "noise"):
+        scores = [one["scores"] for one in shifts if one["family"] == family]
+        for key in ("accuracy", "nll", "ece", "rmse", "miou"):
+            found = [one[key] for one in scores if key in one]
+            if found:
+                values[f"{family}:{key}"] = statistics.fmean(found)
+    return values
