@@ -13,8 +13,8 @@ PIP_INSTALL := -m pip install --quiet --disable-pip-version-check -c constraints
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1\t/' | expand -t 14
 
-demo: $(VENV)/.stamp ## train every method on handwritten digits, and compare quality and cost
-	OMP_WAIT_POLICY=passive $(BIN)/leanbayes compare --overwrite
+demo: $(VENV)/.stamp ## train every method on handwritten digits with three seeds, compare them, and write a report
+	OMP_WAIT_POLICY=passive $(BIN)/leanbayes compare --seeds 3 --jobs 2 --look.shift-examples 200 --overwrite
 
 test: $(VENV)/.stamp ## run the tests
 	$(ONE_THREAD) $(BIN)/python -m pytest -n logical
