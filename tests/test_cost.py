@@ -8,9 +8,12 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
+from networks import CASES
 from torch import Tensor, nn
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.utils.flop_counter import FlopCounterMode
 
-from leanbayes.cost import Cost, CostCounter, PeakMemory, count_cost
+from leanbayes.cost import Cost, CostCounter, FlopCounter, Flops, PeakMemory, count_cost
 
 N = 1000  # entries of a vector
 F4 = 4  # bytes of a float32
@@ -321,3 +324,270 @@ def test_compiled_function_is_counted_as_if_it_were_not() -> None:
         "assert count_cost(torch.compile(f), x) == count_cost(f, x)"
     )
     subprocess.run([sys.executable, "-W", "ignore", "-c", program], check=True)
+
+
+# -- FLOPs ------------------------------------------------------------------------------------------------------------
+
+
+def ones(*shape: int) -> Tensor:
+    return torch.ones(shape)
+
+
+def attention(heads: int = 2, key_heads: int = 2, depth: int = 8) -> tuple[Tensor, Tensor, Tensor]:
+    return ones(3, heads, 5, 8), ones(3, key_heads, 7, 8), ones(3, key_heads, 7, depth)
+
+
+_NO_ONEDNN = pytest.mark.filterwarnings("ignore:LSTM with projections is not supported with oneDNN")
+# What is run, on what, and the multiply-adds of its products.
+PRODUCTS: dict[str, tuple[Callable[..., Any], tuple[Any, ...], int]] = {
+    "linear": (F.linear, (ones(8, 20), ones(30, 20), ones(30)), 8 * 20 * 30),
+    "linear on tokens": (F.linear, (ones(2, 4, 20), ones(30, 20)), 8 * 20 * 30),
+    "linear on one vector": (F.linear, (ones(20), ones(30, 20)), 20 * 30),
+    "addmm in place": (lambda out, a, b: out.addmm_(a, b), (ones(8, 30), ones(8, 20), ones(20, 30)), 8 * 20 * 30),
+    "bmm": (torch.bmm, (ones(5, 8, 20), ones(5, 20, 30)), 5 * 8 * 20 * 30),
+    "baddbmm": (torch.baddbmm, (ones(5, 8, 30), ones(5, 8, 20), ones(5, 20, 30)), 5 * 8 * 20 * 30),
+    "addbmm": (torch.addbmm, (ones(8, 30), ones(5, 8, 20), ones(5, 20, 30)), 5 * 8 * 20 * 30),
+    "matrix times vector": (torch.mv, (ones(8, 20), ones(20)), 8 * 20),
+    "matrix times vector, added": (torch.addmv, (ones(8), ones(8, 20), ones(20)), 8 * 20),
+    "einsum": (lambda x, w: torch.einsum("bld,de->ble", x, w), (ones(2, 4, 20), ones(20, 30)), 8 * 20 * 30),
+    "product with nothing": (torch.mm, (ones(8, 0), ones(0, 30)), 0),
+    # Each weight serves every pixel of the output: 16 → 8 by the stride, → 6 without padding.
+    "conv1d": (F.conv1d, (ones(2, 3, 16), ones(5, 3, 3)), 2 * 14 * 3 * 5 * 3),
+    "strided": (lambda x, w: F.conv2d(x, w, None, 2, 1), (ones(2, 4, 16, 16), ones(6, 4, 3, 3)), 2 * 8 * 8 * 4 * 6 * 9),
+    "groups": (lambda x, w: F.conv2d(x, w, groups=2), (ones(2, 4, 16, 16), ones(6, 2, 3, 3)), 2 * 14 * 14 * 2 * 6 * 9),
+    "dilated": (lambda x, w: F.conv2d(x, w, dilation=5), (ones(2, 4, 16, 16), ones(6, 4, 3, 3)), 2 * 36 * 4 * 6 * 9),
+    "one image": (F.conv2d, (ones(4, 16, 16), ones(6, 4, 3, 3)), 14 * 14 * 4 * 6 * 9),
+    "conv3d": (F.conv3d, (ones(2, 3, 4, 4, 4), ones(5, 3, 2, 2, 2)), 2 * 27 * 3 * 5 * 8),
+    # Each weight serves every pixel of the input.
+    "transposed": (
+        lambda x, w: F.conv_transpose2d(x, w, None, 2, 1, 1),
+        (ones(2, 4, 8, 8), ones(4, 6, 3, 3)),
+        2 * 64 * 4 * 6 * 9,
+    ),
+    "transposed in groups": (
+        lambda x, w: F.conv_transpose1d(x, w, stride=3, groups=2),
+        (ones(2, 4, 8), ones(4, 3, 5)),
+        2 * 8 * 4 * 3 * 5,
+    ),
+    # Scores of all pairs, and the mean of the values.
+    "attention": (F.scaled_dot_product_attention, attention(), 3 * 2 * 5 * 7 * (8 + 8)),
+    "attention to short values": (F.scaled_dot_product_attention, attention(depth=4), 3 * 2 * 5 * 7 * (8 + 4)),
+    "attention without a batch": (
+        F.scaled_dot_product_attention,
+        (ones(2, 5, 8), ones(2, 7, 8), ones(2, 7, 8)),
+        2 * 5 * 7 * (8 + 8),
+    ),
+    "attention with shared keys": (
+        lambda q, k, v: F.scaled_dot_product_attention(q, k, v, enable_gqa=True),
+        attention(heads=4, key_heads=2),
+        3 * 4 * 5 * 7 * (8 + 8),
+    ),
+    "bilinear": (F.bilinear, (ones(8, 3), ones(8, 4), ones(5, 3, 4)), 8 * 3 * 4 * 5),
+    # Four gates of 8, from 6 inputs and 8 states; in the second layer from the 16 states of both directions and 8.
+    "LSTM": (nn.LSTM(6, 8, 2, bidirectional=True), (ones(5, 3, 6),), 5 * 3 * 2 * 4 * 8 * ((6 + 8) + (16 + 8))),
+    "LSTM with projections": (nn.LSTM(6, 8, proj_size=2), (ones(5, 3, 6),), 5 * 3 * (4 * 8 * (6 + 2) + 8 * 2)),
+    "GRU": (nn.GRU(6, 8), (ones(5, 3, 6),), 5 * 3 * 3 * 8 * (6 + 8)),
+    "RNN cell": (nn.RNNCell(6, 8), (ones(3, 6),), 3 * 8 * (6 + 8)),
+    # no products
+    "elementwise": (lambda x: (x * x + x).relu().softmax(-1).sum(), (ones(8, 20),), 0),
+    "norms and pooling": (lambda x: F.max_pool2d(F.layer_norm(x, (4,)), 2), (ones(2, 3, 4, 4),), 0),
+    "lookup": (F.embedding, (indices(5), ones(9, 3)), 0),
+    "two vectors": (torch.dot, (ones(20), ones(20)), 0),
+}
+
+
+@_NO_ONEDNN
+@pytest.mark.parametrize("name", PRODUCTS)
+@pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])
+def test_flops_of_a_product(name: str, mode: Callable[[], Any]) -> None:
+    function, args, multiply_adds = PRODUCTS[name]
+    with mode(), FlopCounter() as counter:
+        function(*args)
+    assert counter.flops == Flops(2 * multiply_adds, 2 * multiply_adds)
+
+
+@pytest.mark.parametrize("name", sorted(set(CASES) - {"lstm"}))  # an LSTM is one operation, which torch does not count
+def test_flops_are_those_that_torch_counts(name: str) -> None:
+    network, x = CASES[name].build(), CASES[name].example()  # in training mode, where no layer is fused
+    with sdpa_kernel(SDPBackend.MATH), FlopCounterMode(display=False) as theirs:
+        network(x)
+    with FlopCounter() as ours:
+        network(x)
+    assert ours.flops.dense == theirs.get_total_flops() > 0
+
+
+@_NO_ONEDNN
+def test_cudnn_counts_as_the_decomposed_layer_does() -> None:
+    lstm, x = nn.LSTM(6, 8, proj_size=2), ones(5, 3, 6)
+    with torch.no_grad(), FlopCounter(lstm.parameters()) as decomposed:
+        lstm(x)
+    counter = FlopCounter(lstm.parameters())
+    arguments = {"input": x, "weight": list(lstm.parameters()), "weight_stride0": 5, "weight_buf": ones(9)}
+    counter.observe(torch.ops.aten._cudnn_rnn.default, arguments, ())
+    assert counter.flops == decomposed.flops
+    counter.observe(torch.ops.aten._cudnn_rnn_backward.default, arguments, ())
+    assert counter.flops == decomposed.flops * 3
+
+
+def test_fused_layers_are_refused_rather_than_missed() -> None:
+    layer, x = nn.TransformerEncoderLayer(8, 2, 16, batch_first=True).eval(), ones(2, 5, 8)
+    with pytest.raises(TypeError, match="set_fastpath_enabled"), torch.no_grad(), FlopCounter():
+        layer(x)
+    with pytest.raises(TypeError, match="set_fastpath_enabled"), torch.no_grad(), FlopCounter():
+        layer.self_attn(x, x, x)
+
+
+def test_operation_of_another_library_is_no_product_by_its_name() -> None:
+    library = torch.library.Library("leanbayes_flops_test", "DEF")
+    library.define("mm(Tensor x) -> Tensor")
+    library.impl("mm", lambda x: x.clone(), "CompositeExplicitAutograd")
+    with FlopCounter() as counter:
+        torch.ops.leanbayes_flops_test.mm(vector())
+    assert counter.flops == Flops()
+
+
+# -- effective FLOPs --------------------------------------------------------------------------------------------------
+
+
+def quarter(*shape: int) -> Tensor:
+    """A weight of which each fourth entry is not zero."""
+    weight = torch.zeros(shape)
+    weight.view(-1)[::4] = 1
+    return weight
+
+
+X = torch.zeros(8, 20)  # activations, whose zeros never count
+
+
+@pytest.mark.parametrize(
+    ("function", "weight"),
+    [
+        (lambda w: F.linear(X, w), quarter(30, 20)),
+        (lambda w: X @ w, quarter(20, 30)),
+        (lambda w: w @ X.t(), quarter(30, 20)),
+        (lambda w: X.view(2, 4, 20) @ w.expand(2, 20, 30), quarter(20, 30)),
+        (lambda w: F.conv1d(X.view(2, 4, 20), w, groups=2), quarter(6, 2, 4)),
+        (lambda w: F.conv_transpose1d(X.view(2, 4, 20), w), quarter(4, 6, 4)),
+        (lambda w: F.bilinear(X, X, w), quarter(3, 20, 20)),
+        (lambda w: F.scaled_dot_product_attention(X.view(2, 1, 4, 20), w, w), quarter(2, 1, 7, 20)),
+        # what is computed from the weight alone is one too
+        (lambda w: X.double() @ w.double(), quarter(20, 30)),
+        (lambda w: X @ w.t().contiguous().reshape(20, 30), quarter(20, 30)),
+        (lambda w: X @ (w * 2.0 / 3), quarter(20, 30)),
+        (lambda w: X @ (w * torch.tensor(2.0)), quarter(20, 30)),
+        (lambda w: X @ torch.cat([w, torch.zeros_like(w) + w], 1), quarter(20, 30)),
+        (lambda w: X @ torch.where(torch.arange(20)[:, None] % 2 > 0, w + w, w), quarter(20, 30)),
+    ],
+)
+@pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])
+def test_effective_flops_go_by_the_density(
+    function: Callable[[Tensor], Tensor], weight: Tensor, mode: Callable[[], Any]
+) -> None:
+    with mode(), FlopCounter([weight]) as counter:
+        function(weight)
+    assert counter.flops.dense == 4 * counter.flops.effective > 0
+
+
+def test_effective_flops_of_an_lstm() -> None:
+    lstm = nn.LSTM(6, 8)
+    weights = dict(lstm.named_parameters())
+    with torch.no_grad(), FlopCounter(lstm.parameters()) as counter:
+        weights["weight_ih_l0"].zero_()
+        weights["weight_hh_l0"].fill_(1)
+        lstm(ones(5, 3, 6))
+    assert counter.flops.dense == 2 * 5 * 3 * 4 * 8 * (6 + 8)
+    assert counter.flops.effective == 2 * 5 * 3 * 4 * 8 * 8
+
+
+def test_part_of_a_weight_has_its_own_density() -> None:
+    weight = torch.cat([torch.zeros(10, 20), ones(5, 20)])
+    with FlopCounter([weight]) as counter:
+        for part in weight.chunk(3):
+            F.linear(X, part)
+    assert counter.flops == Flops(2 * 8 * 20 * 15, 2 * 8 * 20 * 5)
+
+
+def test_masks_and_parametrisations_count() -> None:
+    layer = nn.utils.parametrizations.weight_norm(nn.Linear(20, 30))
+    mask = quarter(30, 20)
+    with FlopCounter(layer.parameters(), [mask]) as counter:
+        F.linear(X, layer.weight * mask)
+    assert counter.flops.dense == 4 * counter.flops.effective
+    with FlopCounter(layer.parameters()) as counter:
+        F.linear(X, layer.weight * (X[:1] * 0 + mask))  # a mask that depends on the inputs is none
+    assert counter.flops.dense == counter.flops.effective
+
+
+def test_of_two_weights_the_last_counts_and_their_product_is_none() -> None:
+    latents, weight = torch.zeros(8, 20), quarter(20, 30)
+    with FlopCounter([latents, weight]) as counter:
+        product = latents @ weight
+        product.relu() @ ones(30, 2)
+    assert counter.flops == Flops(2 * 8 * 20 * 30 + 2 * 8 * 30 * 2, 2 * 8 * 20 * 30 // 4 + 2 * 8 * 30 * 2)
+
+
+def test_constants_are_no_weights() -> None:
+    with FlopCounter(constants=[X]) as counter:
+        X @ ones(20, 30)
+        torch.zeros(8, 20) @ ones(20, 30)
+    assert counter.flops == Flops(2 * 2 * 8 * 20 * 30, 2 * 2 * 8 * 20 * 30)
+
+
+def test_weight_that_the_inputs_wrote_over_is_none_any_more() -> None:
+    weight = ones(20, 30)
+    with FlopCounter([weight]) as counter:
+        gated = weight.clone()
+        gated.mul_(X[0, :, None])
+        X @ gated
+    assert counter.flops == Flops(2 * 8 * 20 * 30, 2 * 8 * 20 * 30)
+
+
+def test_what_is_freed_is_forgotten() -> None:
+    weight = ones(20, 30)
+    with FlopCounter([weight]) as counter:
+        for _ in range(20):
+            copy = weight.clone()
+            assert counter._is_weight(copy) is True
+            del copy
+            assert not counter._derived
+            assert counter._is_weight(X[:, :5] + 0) is None
+
+
+def test_tied_weight_counts_at_each_use() -> None:
+    weight = quarter(20, 20)
+    with FlopCounter([weight]) as counter:
+        F.linear(F.linear(X, weight), weight)
+    assert counter.flops == Flops(2 * 2 * 8 * 20 * 20, 2 * 8 * 20 * 20 // 2)
+
+
+def test_flops_of_the_backward_pass() -> None:
+    layers = (nn.Conv2d(3, 4, 3, stride=2), nn.ConvTranspose2d(4, 4, 3, groups=2), nn.Linear(4 * 5 * 5, 2))
+    network = nn.Sequential(*layers[:2], nn.Flatten(), layers[2])
+    weights = [layer.weight for layer in layers]
+    for weight in weights:
+        weight.data.copy_(quarter(*weight.shape))
+    forward = [2 * 5 * 9 * w for w in (3 * 4 * 9, 4 * 2 * 9)] + [2 * 5 * 100 * 2]
+    with FlopCounter(network.parameters()) as counter:
+        output = network(ones(5, 3, 7, 7))
+        assert counter.flops == Flops(sum(forward), sum(forward) // 4)
+        output.sum().backward()
+        torch.optim.SGD(network.parameters(), 0.1).step()
+    # The inputs of the first layer want no gradient; the others' is a product with the weight, and the weights' is not.
+    for_inputs = sum(forward[1:])
+    assert counter.flops.dense == 2 * sum(forward) + for_inputs
+    assert counter.flops.effective == sum(forward) // 4 + sum(forward) + for_inputs // 4
+    assert all(counter._is_weight(weight) for weight in weights)  # a step of the optimiser leaves it one
+
+
+def test_flops_of_attention_backward() -> None:
+    q, k, v = (tensor.requires_grad_() for tensor in attention())
+    with FlopCounter() as counter:
+        output = F.scaled_dot_product_attention(q, k, v)
+        forward = counter.flops
+        output.sum().backward()
+    # The scores once more, and two products for each of the two.
+    assert counter.flops.dense - forward.dense == 2 * 3 * 2 * 5 * 7 * (3 * 8 + 2 * 8)
+
+
+def test_flops_add_up_and_multiply() -> None:
+    assert Flops(3, 2) + Flops(10, 5) * 2 == Flops(23, 12)

@@ -210,6 +210,22 @@ def test_the_budget_bounds_the_memory(rule: str) -> None:
     assert peak(budget) <= budget + 4 * weights + 5 * outputs  # the budget is for activations
 
 
+def test_the_memory_of_an_example_is_measured_once_for_each_kind_of_input() -> None:
+    bnn, x = lb.bayesianize(CASES["mlp"].build(), lb.MeanField()), CASES["mlp"].example()
+    calls = []
+    bnn.network.register_forward_hook(lambda *args: calls.append(1))
+
+    def passes(*args: Any, **kwargs: Any) -> int:
+        calls.clear()
+        bnn.predict(*args, **kwargs)
+        return len(calls)
+
+    assert [passes(x, 3), passes(x, 3), passes(x[:2], 2)] == [4, 3, 2]
+    assert [passes(x, 3, rule="local"), passes(x, 3, rule="local")] == [4, 3]
+    bnn.double()
+    assert [passes(x.double(), 3), passes(x.double(), 3)] == [4, 3]
+
+
 class TwoInputs(nn.Module):
     def __init__(self) -> None:
         super().__init__()

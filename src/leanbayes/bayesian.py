@@ -70,6 +70,7 @@ class BayesianModel(nn.Module):
         self._rule = get_rule(method.rule)
         self._frozen_key: Tensor | None = None
         self._values: Sequence[Any] | None = None  # what stands in the network now, in place of the parameters
+        self.row_memory: dict[Any, int] = {}  # bytes that one example takes, as `predict` has measured
         # An empty buffer per dtype of the network: it follows .to(dtype), so weights are always cast as they should.
         dtypes = sorted({slot.dtype for slot in self.layout}, key=str)
         for number, dtype in enumerate(dtypes):

@@ -178,9 +178,11 @@ class FlopCounter(_Observer):
                 self._derived.pop(_storage(tensor), None)  # written over, if it was there
             return
         for tensor in _tensors(result):
-            key, storage = _storage(tensor), tensor.untyped_storage()
-            if key not in self._weights and key not in self._derived:
-                weakref.finalize(storage, self._derived.pop, key, None).atexit = False
+            key = _storage(tensor)
+            if key in self._weights:
+                continue
+            if key not in self._derived:
+                weakref.finalize(tensor.untyped_storage(), self._derived.pop, key, None).atexit = False
             self._derived[key] = any(kinds) or self._derived.get(key, False)
 
     def _is_weight(self, tensor: Tensor) -> bool | None:

@@ -249,9 +249,19 @@ def _rows_within_budget(bnn: "BayesianModel", x: Any, draw: "Draw", rows: int, b
         raise LeanBayesError(f"memory_budget={budget} must be a positive number of bytes.")
     if rows == 1:
         return 1
-    with bnn.drawn(draw) as call, PeakMemory() as memory:
-        call_with(call, _cut(x, rows, 0, 1))
-    return max(1, min(rows, budget // max(memory.peak_bytes, 1)))
+    return max(1, min(rows, budget // max(_memory_of_a_row(bnn, x, draw, rows), 1)))
+
+
+def _memory_of_a_row(bnn: "BayesianModel", x: Any, draw: "Draw", rows: int) -> int:
+    """Measure the peak memory of one example, once for each kind of input: a pass of its own is not free."""
+    inputs = tuple((tensor.dtype, tensor.shape[1:]) for tensor in tensors_of(x))
+    model = tuple({parameter.dtype: None for parameter in bnn.parameters()})
+    key = (bnn.rule, bnn.device, torch.is_autocast_enabled(bnn.device.type), model, inputs)
+    if key not in bnn.row_memory:
+        with bnn.drawn(draw) as call, PeakMemory() as memory:
+            call_with(call, _cut(x, rows, 0, 1))
+        bnn.row_memory[key] = memory.peak_bytes
+    return bnn.row_memory[key]
 
 
 def _default_budget(device: torch.device) -> int:

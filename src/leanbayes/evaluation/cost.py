@@ -33,7 +33,7 @@ class Costs:
     """What one model costs: its numbers and its file, and a prediction with `samples` draws.
 
     FLOPs and bytes moved are those of one example (a share of the batch that was measured), milliseconds those of 1000
-    examples, and the peak that of the whole batch: memory allocated by the prediction, beside the model and its input.
+    examples, and the peak that of the whole batch: the model and what the prediction allocates, without its input.
     """
 
     trainable: int
@@ -76,10 +76,12 @@ def costs_of(
         raise LeanBayesError(f"repeats={repeats} must be at least 1.")
     plain = deterministic_of(bnn).eval()
     runs = [lambda: _predict(bnn, x, samples, rule), lambda: _predict_alone(plain, x)]
-    with warnings.catch_warnings(action="ignore", category=RuleMismatchWarning):  # nobody looks at the answers
+    with _quiet():
+        for run in runs:
+            run()  # the first prediction also measures the memory of an example
         counts = [_counted(run) for run in runs]
         flops = [count_flops(bnn, x, samples, rule), count_flops(plain, x)]
-        rounds = [[_seconds(run, bnn.device) for run in runs] for _ in range(repeats + 1)][1:]
+        rounds = [[_seconds(run, bnn.device) for run in runs] for _ in range(repeats)]
     flops[1] = Flops(flops[1].dense, flops[1].dense)
     examples = len(next(tensors_of(x)))
     both = []
@@ -94,7 +96,7 @@ def costs_of(
                 predict_flops=products.dense / examples,
                 predict_effective_flops=products.effective / examples,
                 predict_bytes_moved=counted.bytes_moved / examples,
-                predict_peak_bytes=counted.peak_bytes,
+                predict_peak_bytes=counted.peak_bytes + _bytes_of(model),
                 predict_ms_per_1000=1e6 * statistics.median(times) / examples,
             )
         )
@@ -109,7 +111,7 @@ def count_flops(bnn: BayesianModel, x: Any, samples: int | None = None, rule: st
     and `flipout` and `local`, with their two products a layer, 1 + r where share r of the weights has a spread.
     One draw is run and stands for all of them, but each member of an ensemble for itself.
     """
-    with torch.no_grad(), bnn.using(rule or bnn.rule), evaluation_mode(bnn), _all_in_sight():
+    with torch.no_grad(), bnn.using(rule or bnn.rule), evaluation_mode(bnn), _all_in_sight(), _quiet():
         draws = prediction._draws(bnn, samples, torch.Generator().manual_seed(0))
         passes = [_flops_of_pass(bnn, x, draw) for draw in (draws[:1] if bnn.members is None else draws)]
     return sum(passes, Flops()) * (len(draws) // len(passes))
@@ -120,8 +122,8 @@ def training_flops(forward: Flops, examples: int, epochs: int, samples: int = 1)
 
     The backward pass counts twice the forward pass: one product for the inputs, one for the weights (Evci et al. 2020,
     RigL). For the setting of SSVI's table 2 (ResNet-18, `local`, 200 epochs of CIFAR-10) this is 6.7e16 if dense, as
-    that table has for VD, and 3.5e15 with 5 % of the weights in all layers but the first; it has 5.7e15 for SSVI, which
-    is 5 % of the 1.1e17 that its table 1 has for a dense network.
+    that table has for VD, and 3.5e15 with 5 % of the weights in all layers but the first. The table's 5.7e15 for SSVI
+    is 5 % of the 1.1e17 that its table 1 has for a dense network, whose origin it does not tell.
     """
     return forward * (3 * samples * examples * epochs)
 
@@ -179,6 +181,11 @@ def _all_in_sight() -> Iterator[None]:
         torch.backends.mha.set_fastpath_enabled(enabled)
 
 
+def _quiet() -> contextlib.AbstractContextManager[Any]:
+    """Do not warn of a rule that gives worse answers: nobody looks at them."""
+    return warnings.catch_warnings(action="ignore", category=RuleMismatchWarning)
+
+
 def _seconds(run: Callable[[], Any], device: torch.device) -> float:
     _wait(device)
     start = perf_counter()
@@ -199,6 +206,10 @@ def _file(bnn: BayesianModel) -> tuple[int, int]:
         bnn.save(path)
         found = describe(path)
     return sum(part["numbers"] for part in found["parts"].values()), found["bytes"]
+
+
+def _bytes_of(bnn: BayesianModel) -> int:
+    return sum(tensor.nbytes for tensor in {*bnn.parameters(), *bnn.buffers()})
 
 
 def _ratio(ours: float, plain: float) -> float:

@@ -192,7 +192,6 @@ def _over_draws(
     """Return mean and std over the draws of what `measure` makes of (x, score, explain), and the target."""
     _check(x)
     attribution = _attribution(kind)
-    x = x.detach().clone(memory_format=torch.contiguous_format)  # captum takes views
     generator = torch.Generator().manual_seed(seed)
     with bnn.using(rule or bnn.rule), evaluation_mode(bnn):
         prediction = bnn.predict(x, samples, generator=generator)
@@ -220,7 +219,7 @@ def _explain(attribution: Attribution, score: Score, x: Tensor) -> Tensor:
     if found.shape != x.shape:
         shapes = f"{tuple(found.shape)} does not fit inputs of shape {tuple(x.shape)}"
         raise LeanBayesError(f"A map of shape {shapes}: return one number for each input.")
-    return found.detach().contiguous()
+    return found.detach().contiguous()  # captum takes views of it
 
 
 def _check(x: Any) -> None:

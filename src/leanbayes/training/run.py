@@ -230,7 +230,8 @@ class Run:
                 bnn.refresh_batchnorm((x for x, _ in some), torch.Generator().manual_seed(self.recipe.seed))
         values = self.record.values
         values["costs"]["trainable"] = sum(p.numel() for p in bnn.parameters() if p.requires_grad)
-        values["costs"]["stored"] = sum(t.numel() for t in bnn.state_dict().values())
+        tensors = {(t.data_ptr(), t.numel()): t.numel() for t in bnn.state_dict().values()}  # tied ones once
+        values["costs"]["stored"] = sum(tensors.values())
         if self.folder is not None and self.accelerator.is_main_process:
             bnn.save(self.folder / _MODEL)
             values["costs"]["file_bytes"] = (self.folder / _MODEL).stat().st_size
