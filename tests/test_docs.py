@@ -4,13 +4,18 @@ import re
 import runpy
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 import leanbayes as lb
+from leanbayes.data import Normalise
+from leanbayes.evaluation import METRICS, evaluate
+from leanbayes.report.glossary import GLOSSARY
 
 ROOT = Path(__file__).parent.parent
 
@@ -34,6 +39,7 @@ def names() -> dict[str, object]:
         "train_set": train_set,
         "train_loader": DataLoader(train_set, batch_size=32),
         "x_test": x,
+        "test_loader": DataLoader(train_set, batch_size=40),
     }
 
 
@@ -56,6 +62,46 @@ def test_the_page_on_training_runs(names: dict[str, object], tmp_path: Path, mon
     exec(own_loop, names)
     assert isinstance(names["training"], lb.Training)
     assert names["training"].step == names["training"].steps == 6
+
+
+def test_the_page_on_metrics_runs(names: dict[str, object]) -> None:
+    names["bnn"] = bnn = lb.bayesianize(names["model"], lb.MeanField())
+    names["evaluate"] = evaluate
+    usual, own = python_blocks(ROOT / "docs" / "metrics.md")
+    exec(usual, names)
+    usual_scores = names["scores"]
+    assert isinstance(usual_scores, dict)
+    exec(own, names)
+    scores = names["scores"]
+    assert isinstance(scores, dict)
+    # The draws are those of seed 0 in both, so by hand:
+    x = names["x_test"]
+    probs = bnn.predict(x, generator=torch.Generator().manual_seed(0)).probs
+    assert scores["margin"] == pytest.approx((2 * probs.amax(1) - 1).mean().item(), rel=1e-5)
+    assert scores["median_entropy"] == pytest.approx(torch.special.entr(probs).sum(1).median().item(), rel=1e-5)
+    assert scores.keys() - usual_scores.keys() == {"margin", "spherical", "median_entropy"}
+    assert (0.5**0.5) * 0.1 < scores["spherical"] <= 1
+
+
+def test_the_page_on_reports_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "CIFAR-10-C").mkdir()
+    random = np.random.default_rng(0)
+    np.save(tmp_path / "CIFAR-10-C" / "fog.npy", random.integers(0, 256, (20, 32, 32, 3), dtype=np.uint8))
+    np.save(tmp_path / "CIFAR-10-C" / "labels.npy", random.integers(0, 10, 20, dtype=np.uint8))
+    monkeypatch.setenv("LEANBAYES_DATA", str(tmp_path))
+    network = nn.Sequential(nn.Flatten(), nn.Linear(3072, 10))
+    names = {"bnn": lb.bayesianize(network, lb.MeanField()), "data": SimpleNamespace(normalise=Normalise(0.5, 0.25))}
+    (block,) = python_blocks(ROOT / "docs" / "report.md")
+    exec(block, names)
+    assert 0 <= names["scores"]["accuracy"] <= 1  # type: ignore[index]
+
+
+def test_the_page_on_metrics_has_the_words_of_the_report() -> None:
+    text = " ".join((ROOT / "docs" / "metrics.md").read_text().split())
+    for term, meaning in GLOSSARY.items():
+        assert f"**{term}**: {meaning}" in text, term
+    for metric in (metric for metrics in METRICS.values() for metric in metrics):
+        assert f"`{metric.name}`" in text, metric.name
 
 
 @pytest.mark.parametrize("example", sorted((ROOT / "examples").glob("*.py")), ids=lambda path: path.stem)
