@@ -4,7 +4,6 @@ python experiments/tables.py
 """
 
 import json
-import math
 from pathlib import Path
 from typing import Any
 
@@ -15,9 +14,9 @@ Each table is one command. Choices were made on a held-out part of the training 
 scored. With several seeds a figure is the mean, ± half of its 95 % interval; bold is what no other method of the table
 is shown to beat, by paired differences over the seeds. ECE has 15 equal-width bins; “class-wise” is the debiased L2
 calibration error that some papers print as ECE. “Corrupted” is the mean over 15 corruptions at five severities, made
-by leanbayes. AUROC is by entropy. `ms/epoch` is the median; the methods run one after the other, on a machine whose
-speed wavers: [benchmarks.md](benchmarks.md) compares epochs that are taken in turns. This page is written by
-`python experiments/tables.py`.
+by leanbayes. AUROC is by entropy. `ms/epoch` is the median of runs of which as many share the machine as `--jobs`
+says: [benchmarks.md](benchmarks.md) compares epochs that are taken in turns. `× plain` is the time to predict over that
+of the plain network, taken in turns. This page is written by `python experiments/tables.py`.
 """
 COLUMNS = {
     "accuracy": ("accuracy", "{:.2%}"),
@@ -46,7 +45,7 @@ def table(record: dict[str, Any], title: str) -> str:
     lines = [
         f"## {title}\n",
         f"`{record['command']}`\n",
-        f"{where}, torch {record['versions']['torch']}, seeds from {record['seed']}: {record['seeds']}, "
+        f"{where}, torch {record['versions']['torch']}, {record['seeds']} seeds from {record['seed']} on, "
         f"{recipe['epochs']} epochs of batches of {recipe['batch_size']}, temperature {recipe['temperature']}, "
         f"{examples} test examples.\n",
         f"| | {' | '.join(f'`{name}`' for name in methods)} |",
@@ -65,7 +64,7 @@ def cell(figure: dict[str, float], form: str, best: bool) -> str:
     """Write a mean with its interval."""
     text = form.format(figure["mean"])
     half = (figure["high"] - figure["low"]) / 2
-    if not math.isnan(half):
+    if half > 0:  # and not nan
         text += f" ± {form.format(half)}"
     return f"**{text}**" if best else text
 

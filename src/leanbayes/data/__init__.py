@@ -2,6 +2,7 @@
 
 from leanbayes.data.base import ArrayDataset, Data
 from leanbayes.data.batches import Batches
+from leanbayes.data.corrupted import corruptions_on_disk, read_corrupted
 from leanbayes.data.pictures import read_image
 from leanbayes.data.registry import NAMES, load, read_images, task_of
 from leanbayes.data.streaming import fingerprint
@@ -17,9 +18,11 @@ __all__ = [
     "Batches",
     "Data",
     "Normalise",
+    "corruptions_on_disk",
     "fingerprint",
     "from_datasets",
     "load",
+    "read_corrupted",
     "read_image",
     "read_images",
     "read_table",

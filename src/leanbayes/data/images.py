@@ -9,6 +9,7 @@ from leanbayes.data.base import ArrayDataset, Data, held_out
 from leanbayes.data.cifar import CIFAR10_CLASSES, cifar100_classes, read_cifar10, read_cifar100
 from leanbayes.data.files import Array, Root, check_images, damaged, find, needed
 from leanbayes.data.idx import FASHION_CLASSES, read_fashion_mnist, read_mnist
+from leanbayes.data.letters import LETTERS, read_letters
 from leanbayes.data.transforms import Augment, Normalise
 from leanbayes.errors import LeanBayesError
 
@@ -54,6 +55,7 @@ class ImageSet:
 
 IMAGE_SETS = {
     "digits": ImageSet(read_digits, _DIGITS, Normalise((0.3054,), (0.3758,))),
+    "letters": ImageSet(read_letters, LETTERS, Normalise((0.3054,), (0.3758,)), outputs=len(LETTERS)),  # as the digits
     "mnist": ImageSet(read_mnist, _DIGITS, Normalise((0.1307,), (0.3081,))),
     "fashion-mnist": ImageSet(read_fashion_mnist, FASHION_CLASSES, Normalise((0.2860,), (0.3530,))),
     "cifar10": ImageSet(

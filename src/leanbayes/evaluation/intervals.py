@@ -31,7 +31,7 @@ def crps(error: Tensor, std: Tensor) -> Tensor:
     """
     error, std = _checked(error, std)
     spread = std > 0
-    z = error / std.where(spread, 1)
+    z = error / std.where(spread, 1)  # not 0, which would make gradients nan
     density = (-0.5 * z.square()).exp() / math.sqrt(2 * math.pi)
     score = error * torch.erf(z / math.sqrt(2)) + std * (2 * density - 1 / math.sqrt(math.pi))
     return score.where(spread, error.abs())

@@ -108,7 +108,7 @@ def spearman(x: Sequence[float], y: Sequence[float]) -> Test:
     """
     _check_pairs(x, y)
     x, y = tuple(map(float, x)), tuple(map(float, y))
-    if len(x) < 3 or len(set(x)) == 1 or len(set(y)) == 1 or any(map(math.isnan, x + y)):
+    if len(x) < 3 or len(set(x)) == 1 or len(set(y)) == 1:
         return _UNDEFINED
     found = _scipy_stats().spearmanr(x, y)
     return Test(float(found.statistic), float(found.pvalue))

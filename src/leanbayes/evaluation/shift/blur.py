@@ -10,11 +10,15 @@ from leanbayes.evaluation.shift.fields import uniform
 from leanbayes.evaluation.shift.geometry import pixel_grid, sample
 from leanbayes.evaluation.shift.severity import Scale
 
+# The published softness at 224 pixels starts at 0.1, which would leave sizes between without any blur at severity 1.
 _RADIUS = Scale((0.3, 0.4, 0.5, 1.0, 1.5), (3, 4, 6, 8, 10))
 _SOFTNESS = Scale((0.4, 0.5, 0.6, 0.2, 0.1), (0.5, 0.5, 0.5, 0.5, 0.5))
+# At 32 pixels the published swaps reach one pixel and their filter grows, which takes off more than it adds: here the
+# filter stays and the reach grows. At 224 the rounds are 2, 1, 3, 2, 2 and the reach 1, 2, 2, 3, 4.
 _GLASS_SIGMA = Scale((0.3, 0.3, 0.3, 0.3, 0.3), (0.7, 0.9, 1.0, 1.1, 1.5))
 _GLASS_REACH = Scale((0.03, 0.05, 0.08, 0.14, 0.30), (1, 1.5, 2.2, 3, 4.5))
 _GLASS_ROUNDS = 2
+# At 32 pixels severities 3 and 4 are both published with 2, and only the cut of the filter's tail differs.
 _MOTION_SIGMA = Scale((1, 1.5, 2, 2.25, 2.5), (3, 5, 8, 12, 15))
 _ZOOM = Scale((0.05, 0.10, 0.15, 0.20, 0.25), (0.10, 0.15, 0.20, 0.25, 0.30))
 _COPIES = 11  # that a zoom's blur is the mean of
@@ -53,8 +57,9 @@ def glass_blur(images: Tensor, severity: int, generator: torch.Generator) -> Ten
     """Swap pixels with near ones, between two Gaussian filters."""
     taps = gaussian(_GLASS_SIGMA.pixels(severity, images))
     reach = _GLASS_REACH.pixels(severity, images)
+    height, width = images.shape[-2:]
     blurred = convolve(convolve(images, taps[None]), taps[:, None])
-    source = shuffled(len(images), *images.shape[-2:], reach, _GLASS_ROUNDS, generator).to(images.device)
+    source = shuffled(len(images), height, width, reach, _GLASS_ROUNDS, generator).to(images.device)
     moved = blurred.flatten(2).gather(2, source[:, None].expand(-1, images.shape[1], -1)).view_as(images)
     return convolve(convolve(moved, taps[None]), taps[:, None])
 
@@ -62,9 +67,8 @@ def glass_blur(images: Tensor, severity: int, generator: torch.Generator) -> Ten
 def shuffled(count: int, height: int, width: int, reach: float, rounds: int, generator: torch.Generator) -> Tensor:
     """Return where each pixel (count, height * width) comes from after swaps with pixels up to `reach` away.
 
-    Each pixel in turn is swapped with one at an offset round(U(-reach - ½, reach + ½)) in both directions. Pixels so far
-    apart that their neighbourhoods do not meet are swapped at once; only that order is not the published one, which
-    goes through the image row by row.
+    Each pixel in turn is swapped with one at an offset round(U(-reach - ½, reach + ½)) in both directions. Pixels so
+    far apart that their neighbourhoods do not meet are swapped at once; the published order is row by row.
     """
     span = math.ceil(reach)
     stride = 2 * span + 1
@@ -113,6 +117,6 @@ def zoom_blur(images: Tensor, severity: int, generator: torch.Generator) -> Tens
     rows, columns = pixel_grid(images)
     result = torch.zeros_like(images)
     for factor in torch.linspace(1, 1 + _ZOOM.at(severity, images), _COPIES).tolist():
-        y, x = (axis.mean() + (axis - axis.mean()) / factor for axis in (rows, columns))
-        result.add_(sample(images, *torch.broadcast_tensors(y, x), "border"), alpha=1 / _COPIES)
+        y, x = torch.broadcast_tensors(*(axis.mean() + (axis - axis.mean()) / factor for axis in (rows, columns)))
+        result.add_(sample(images, y, x, "border"), alpha=1 / _COPIES)
     return result

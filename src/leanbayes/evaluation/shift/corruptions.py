@@ -32,6 +32,8 @@ _ALL: tuple[Corruption, ...] = (
     pixelate,
     jpeg_compression,
 )
+_AT_ONCE = 1 << 19  # values, so that they stay in the cache, and many images need little more memory than themselves
+
 CORRUPTIONS: dict[str, Corruption] = {function.__name__: function for function in _ALL}
 
 # These move what a pixel shows by more than their blur is wide, so a map of labels no longer fits: a zoom drives the
@@ -43,8 +45,8 @@ GEOMETRIC = ("zoom_blur", "elastic_transform")
 def corrupt(images: Tensor, name: str, severity: int, generator: torch.Generator) -> Tensor:
     """Corrupt images (n, 1 or 3, height, width), floats from 0 to 1 or uint8, by one of `CORRUPTIONS`.
 
-    The result has the shape, the dtype and the device of the images. All that is random comes from `generator`, which is
-    on the CPU; so the result does not depend on the device, save for rounding.
+    The result has the shape, the dtype and the device of the images. All that is random comes from `generator`, a CPU
+    one, so the result does not depend on the device, save for rounding.
     """
     if name not in CORRUPTIONS:
         hint = did_you_mean(name, CORRUPTIONS, f"choose one of {', '.join(CORRUPTIONS)}.")
@@ -54,12 +56,16 @@ def corrupt(images: Tensor, name: str, severity: int, generator: torch.Generator
     if generator.device.type != "cpu":
         raise LeanBayesError(f"The generator is on {generator.device}: give one of the CPU, torch.Generator().")
     _check(images)
+    severity = int(severity)
     if not len(images):
         return images.clone()
-    if images.dtype == torch.uint8:
-        result = CORRUPTIONS[name](images / 255, severity, generator)
-        return result.clamp(0, 1).mul_(255).round_().to(torch.uint8)
-    return CORRUPTIONS[name](images.float(), severity, generator).clamp(0, 1).to(images.dtype)
+    scale = 255 if images.dtype == torch.uint8 else 1
+    result = torch.empty(images.shape, dtype=images.dtype, device=images.device)
+    size = max(_AT_ONCE // images[0].numel(), 1)
+    for clean, dirty in zip(images.split(size), result.split(size), strict=True):
+        values = CORRUPTIONS[name](clean.float().div(scale), severity, generator).clamp(0, 1).mul_(scale)
+        dirty.copy_(values.round_() if scale == 255 else values)
+    return result
 
 
 def _check(images: Tensor) -> None:

@@ -35,7 +35,7 @@ def fractal(shape: Shape, decay: float, generator: torch.Generator, device: torc
 
 
 def smooth(shape: Shape, sigma: float, generator: torch.Generator, device: torch.device) -> Tensor:
-    """Draw fields of variance 1: white noise under a Gaussian filter of sigma pixels."""
+    """Draw fields whose mean square is 1: white noise under a Gaussian filter of sigma pixels."""
     along = torch.zeros((1, 1, 1), device=device)
     return streaks(along.expand(*shape[:-2], 1, 1), shape, sigma, sigma, generator, device)
 
@@ -43,7 +43,7 @@ def smooth(shape: Shape, sigma: float, generator: torch.Generator, device: torch
 def streaks(
     angle: Tensor, shape: Shape, length: float, thickness: float, generator: torch.Generator, device: torch.device
 ) -> Tensor:
-    """Draw fields of about variance 1: a Gaussian filter of some length along an angle (n, 1, 1), and thin across."""
+    """Draw fields whose mean square is 1: noise under a Gaussian filter, long along angles (n, 1, 1), thin across."""
     rows, columns = _frequencies(shape, device)
     along = columns * angle.cos() + rows * angle.sin()
     across = rows * angle.cos() - columns * angle.sin()

@@ -49,14 +49,11 @@ def elastic_transform(images: Tensor, severity: int, generator: torch.Generator)
     fields = smooth(
         (2 * len(images), *images.shape[-2:]), _SMOOTHNESS.at(severity, images) * size, generator, device
     ).unflatten(0, (-1, 2))
-    rows, columns = pixel_grid(images)
-    y, x = ((axis - axis.mean()) / (size / 3) for axis in (rows, columns))
-    corners = torch.tensor([[1.0, 1, 1], [1, -1, 1], [-1, -1, 1]], device=device)  # (y, x, 1) of the three points
-    slopes = torch.linalg.solve(corners, moves.mT).mT  # (n, 2, 3): displacement = slopes · (y, x, 1)
-    down, right = (
-        slopes[:, axis, 0, None, None] * y + slopes[:, axis, 1, None, None] * x + slopes[:, axis, 2, None, None]
-        for axis in (0, 1)
-    )
+    y, x = ((axis - axis.mean()) / (size / 3) for axis in pixel_grid(images))
+    points = torch.tensor([[1.0, 1, 1], [1, -1, 1], [-1, -1, 1]], device=device)  # each as (y, x, 1)
+    slopes = torch.linalg.solve(points, moves.mT)  # (n, 3, 2), so that (y, x, 1) times it is the displacement
+    places = torch.stack(torch.broadcast_tensors(y, x, torch.ones_like(y)), -1)
+    down, right = (places.flatten(1, 2) @ slopes).unflatten(1, images.shape[-2:]).unbind(-1)
     return warp(images, down + local * fields[:, 0], right + local * fields[:, 1])
 
 
@@ -65,15 +62,14 @@ def rotate(images: Tensor, degrees: float | Tensor) -> Tensor:
 
     Values between pixels are bilinear, and black comes in from outside.
     """
-    if images.dim() != 4 or not (images.is_floating_point() or images.dtype == torch.uint8):
-        raise LeanBayesError(
-            f"Images to rotate must be floats or uint8 (n, C, H, W), not {images.dtype} of shape {tuple(images.shape)}."
-        )
-    angle = torch.as_tensor(degrees, dtype=torch.float64, device=images.device)
+    shape = tuple(images.shape)
+    if len(shape) != 4 or min(shape[2:]) < 2 or not (images.is_floating_point() or images.dtype == torch.uint8):
+        raise LeanBayesError(f"Give floats or uint8 (n, C, H, W) to rotate, not {images.dtype} of shape {shape}.")
+    angle = torch.as_tensor(degrees).cpu().double()
     if angle.shape not in ((), (len(images),)) or not angle.isfinite().all():
         raise LeanBayesError(f"degrees must be one number, or one for each of {len(images)} images, all finite.")
     wide = images.to(torch.promote_types(images.dtype, torch.float32) if images.is_floating_point() else torch.float32)
-    sine, cosine = (f(angle * (math.pi / 180)).to(wide.dtype).view(-1, 1, 1) for f in (torch.sin, torch.cos))
+    sine, cosine = (turn(angle * (math.pi / 180)).to(wide).view(-1, 1, 1) for turn in (torch.sin, torch.cos))
     rows, columns = pixel_grid(wide)
     y, x = rows - rows.mean(), columns - columns.mean()
     turned = sample(wide, rows.mean() + y * cosine + x * sine, columns.mean() + x * cosine - y * sine, "zeros")

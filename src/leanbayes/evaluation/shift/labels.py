@@ -55,10 +55,8 @@ def _given(proportions: Tensor, classes: Tensor) -> Tensor:
     if proportions.dim() != 1 or not (proportions >= 0).all() or not 0 < float(proportions.sum()) < math.inf:
         raise LeanBayesError("proportions must be numbers from 0 on, one for each class, and not all of them 0.")
     if classes.min() < 0 or classes.max() >= len(proportions):
-        raise LeanBayesError(
-            f"Labels run from {int(classes.min())} to {int(classes.max())}, but there are {len(proportions)} proportions: "
-            "give one for each class from 0 on."
-        )
+        found = f"{len(proportions)} proportions do not fit labels from {int(classes.min())} to {int(classes.max())}"
+        raise LeanBayesError(f"{found}: give one for each class from 0 on.")
     absent = proportions.clone()
     absent[classes] = 0
     if absent.any():

@@ -28,7 +28,7 @@ class Scale(NamedTuple):
         return self.small[severity - 1] ** (1 - share) * self.large[severity - 1] ** share
 
     def pixels(self, severity: int, images: Tensor, shrink: bool = True) -> float:
-        """Return the value of a length; `shrink` it not where it is less than a pixel already."""
+        """Return a length in pixels; one that is about a pixel at 32 already does not shrink below it."""
         size = side(images)
         smaller = min(size / SMALL, 1.0) ** 0.5 if shrink else 1.0
         return self.at(severity, images) * max(size / LARGE, 1.0) * smaller

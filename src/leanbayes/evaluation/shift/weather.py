@@ -8,8 +8,9 @@ from torch import Tensor
 
 from leanbayes.evaluation.shift.blur import smear
 from leanbayes.evaluation.shift.fields import fractal, smooth, streaks, uniform, white
-from leanbayes.evaluation.shift.severity import Scale, side
+from leanbayes.evaluation.shift.severity import Scale
 
+# Published, save for the mean of severity 5 at 32 pixels, 0.3, which snows no more than severity 4 on 8 × 8 digits.
 _SNOW_MEAN = Scale((0.1, 0.1, 0.15, 0.25, 0.35), (0.1, 0.2, 0.55, 0.55, 0.55))
 _SNOW_STD = Scale((0.2, 0.2, 0.3, 0.3, 0.3), (0.3, 0.3, 0.3, 0.3, 0.3))
 _FLAKE = Scale((1, 1, 1.75, 2.25, 1.25), (3, 2, 4, 4.5, 2.5))
@@ -17,9 +18,11 @@ _SNOW_THRESHOLD = Scale((0.6, 0.5, 0.55, 0.6, 0.65), (0.5, 0.5, 0.9, 0.85, 0.85)
 _FALL = Scale((3, 4, 4, 6, 12), (4, 4, 8, 8, 12))
 _VISIBLE = Scale((0.95, 0.9, 0.9, 0.85, 0.8), (0.8, 0.7, 0.7, 0.65, 0.55))
 
+# Published for other ice; severities 4 and 5 have more of it here, since the darker scene would make up for it.
 _FROST_IMAGE = Scale((1, 1, 0.9, 0.85, 0.75), (1, 0.8, 0.7, 0.65, 0.6))
 _FROST = Scale((0.2, 0.3, 0.4, 0.46, 0.54), (0.4, 0.6, 0.7, 0.75, 0.82))
 
+# At 224 pixels severities 3 and 4 are both published with 2.5, and 5 with 3.
 _FOG = Scale((0.2, 0.5, 0.75, 1.0, 1.5), (1.5, 2, 2.4, 2.8, 3.2))
 _FOG_DECAY = Scale((3, 3, 2.5, 2, 1.75), (2, 2, 1.7, 1.5, 1.4))
 
