@@ -1,4 +1,4 @@
-"""`leanbayes compare`: one table, and a winner a column."""
+"""`leanbayes compare`: methods × seeds, one table, and a winner only where the seeds say so."""
 
 import contextlib
 import io
@@ -6,22 +6,28 @@ import json
 import math
 import os
 import re
-import statistics
+import shutil
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import numpy as np
 import pytest
 import torch
-from cli_cases import TOY, Cli, must_not_train, without_times
+from cli_cases import LOOK, TINY, Cli, load_run, must_not_train, without_times
+from scipy import stats
 
 import leanbayes as lb
 from leanbayes import config
 from leanbayes.cli import main
-from leanbayes.cli.tables import COST, QUALITY, comparison, show
+from leanbayes.cli.tables import comparison, show
+from leanbayes.evaluation import assess
+from leanbayes.report import Cell, Column, Row, Table
 from leanbayes.training.loop import Loop
 
 LONG = "mean-field:rule=flipout,prior.scale=0.05,samples=4,init-std=0.02,prior.gain=1.0,relative=True,prior.center=zero"
 SPECS = ["deterministic", "ensemble:members=2", LONG]
+SHORT = ("deterministic", "mean-field:samples=2")
 
 
 class Comparison(NamedTuple):
@@ -31,110 +37,151 @@ class Comparison(NamedTuple):
     figures: dict[str, Any]
 
 
+def figures_in(folder: str | Path) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads(Path(folder, "compare.json").read_text())
+    return found
+
+
+def compare(folder: Path, *words: object) -> Comparison:
+    told = ["compare", *map(str, words), "--out", str(folder)]
+    with contextlib.redirect_stdout(io.StringIO()) as out:
+        assert main(told) == 0
+    return Comparison(folder, told, out.getvalue(), figures_in(folder))
+
+
 @pytest.fixture(scope="session")
 def compared(tmp_path_factory: pytest.TempPathFactory) -> Comparison:
     folder = tmp_path_factory.mktemp("compared")
-    words = ["compare", *SPECS, *map(str, TOY), "--out", str(folder / "all"), f"--json={folder / 'copy.json'}"]
-    with contextlib.redirect_stdout(io.StringIO()) as out:
-        assert main(words) == 0
-    return Comparison(folder / "all", words, out.getvalue(), json.loads((folder / "all/compare.json").read_text()))
+    return compare(folder / "all", *SPECS, *TINY, "--seeds", 3, "--seed", 5, f"--json={folder / 'copy.json'}")
 
 
-def test_the_table_stars_the_best_of_each_column_and_names_it_below(compared: Comparison) -> None:
+@pytest.fixture(scope="session")
+def finished_three(tmp_path_factory: pytest.TempPathFactory) -> Comparison:
+    return compare(tmp_path_factory.mktemp("three") / "a", *SHORT, *TINY, "--seeds", 3)
+
+
+@pytest.fixture(scope="session")
+def finished_two(finished_three: Comparison) -> Comparison:
+    return compare(finished_three.folder, *SHORT, *TINY)
+
+
+@pytest.fixture
+def two(finished_two: Comparison) -> Comparison:
+    """A comparison of two runs of one's own, in the folder a, to be spoilt."""
+    shutil.copytree(finished_two.folder, "a", ignore=shutil.ignore_patterns("*-1", "*-2"))
+    return Comparison(
+        Path("a"),
+        [*finished_two.words[:-1], "a"],
+        finished_two.out.replace(str(finished_two.folder), "a"),
+        finished_two.figures,
+    )
+
+
+class Work(NamedTuple):
+    """How often a run was trained, and looked at."""
+
+    trained: int
+    assessed: int
+
+
+@pytest.fixture
+def work(monkeypatch: pytest.MonkeyPatch) -> Callable[[], Work]:
+    """Count the work that is done from one call to the next."""
+    trained, assessed, run = [], [], Loop.run
+
+    def train(self: Loop) -> None:
+        trained.append(self)
+        run(self)
+
+    def look(*args: Any, **kwargs: Any) -> Any:
+        assessed.append(args)
+        return assess(*args, **kwargs)
+
+    def count() -> Work:
+        found = Work(len(trained), len(assessed))
+        trained.clear()
+        assessed.clear()
+        return found
+
+    monkeypatch.setattr(Loop, "run", train)
+    monkeypatch.setattr("leanbayes.cli.looking.assess", look)
+    return count
+
+
+def cells_of(out: str, method: str) -> list[str]:
+    return next(line for line in out.splitlines() if line.startswith(f"{method} ")).removeprefix(method).split()
+
+
+def order_of(out: str, methods: list[str]) -> list[str]:
+    found = [line.split()[0] for line in out.splitlines() if line]
+    return [name for name in found if name in methods]
+
+
+# -- the table --------------------------------------------------------------------------------------------------------
+
+
+def test_the_table_shows_means_and_intervals_over_the_seeds(compared: Comparison) -> None:
     lines = compared.out.splitlines()
-    rows = {spec: next(line for line in lines if line.startswith(f"{spec} ")) for spec in SPECS}
-    cells = {spec: line.removeprefix(spec).split() for spec, line in rows.items()}
-    titles = ["RMSE", "NLL", "numbers ×1000", "file kB", "train ms/epoch", "predict ms/1000"]
-    columns = {column.title.replace("\n", " "): column for column in (*QUALITY, *COST)}
-    values = {result["name"]: {**result["scores"], **result["costs"]} for result in compared.figures["results"]}
-    for name in values:
-        values[name]["file_kb"] = values[name]["file_bytes"] / 1e3
-        values[name]["kilo_trained"] = values[name]["trainable"] / 1e3
-        values[name]["epoch_ms"] = 1e3 * statistics.median(values[name]["epoch_seconds"])
-    assert {len(row) for row in cells.values()} == {len(titles)}
-    for number, title in enumerate(titles):
-        starred = [spec for spec in SPECS if cells[spec][number].endswith("*")]
-        assert starred
-        below = next(line for line in lines if line.startswith(f"  {title}:"))
-        assert below.partition(":")[2].strip() == ", ".join(starred)
-        column = columns[title]
-        shown = {spec: column.form.format(values[spec][column.key]) for spec in SPECS}
-        assert {spec: cells[spec][number].rstrip("*") for spec in SPECS} == shown
-        best = min(values[spec][column.key] for spec in SPECS)
-        assert starred == [spec for spec in SPECS if shown[spec] == column.form.format(best)]
-    assert lines[0] == "toy, mlp: 100 test examples"
-    assert lines[-1] == f"The figures are those of one run. Runs and figures are in {compared.folder}."
+    assert lines[0] == "toy, mlp: 100 test examples, 3 seeds"
+    assert lines[1].split() == ["95", "%", "trained", "train", "predict", "predict"]
+    heads = ["method", "RMSE", "NLL", "CRPS", "interval", "×1000", "file", "kB", "ms/epoch", "ms/1000", "×", "plain"]
+    assert lines[2].split() == heads
+    for spec in SPECS:
+        rmse, nll, _, _, trained, *_ = cells_of(compared.out, spec)
+        for cell, key, decimals in ((rmse, "rmse", 2), (nll, "nll", 4)):
+            values = [one["scores"][key] for one in compared.figures["results"] if one["name"] == spec]
+            assert len(values) == 3
+            half = stats.t.ppf(0.975, 2) * np.std(values, ddof=1) / math.sqrt(3)
+            assert cell.rstrip("*") == f"{np.mean(values):.{decimals}f}±{half:.{decimals}f}"
+        assert "±" not in trained  # it is counted
+    assert lines[-1] == f"Runs and figures are in {compared.folder}."
+    assert lines[-2] == f"The report is in {compared.folder / 'report.html'}: open it in a browser."
+    assert "A star marks the methods that no other is shown to beat" in compared.out
     assert "…" not in compared.out
 
 
-def test_the_figures_are_complete(compared: Comparison) -> None:
-    figures = compared.figures
-    place = compared.folder.parent
-    assert json.loads((place / "copy.json").read_text()).keys() == figures.keys()
-    assert (
-        figures["command"] == f"leanbayes compare deterministic ensemble:members=2 {LONG} --data toy --epochs 1 --quiet"
-    )
-    assert str(place) not in json.dumps(figures)
-    assert figures["seed"] == 0
-    assert figures["recipe"]["epochs"] == 1
-    assert figures["model"]["name"] == "mlp"
-    assert figures["source"]["name"] == "toy"
-    assert figures["versions"]["leanbayes"] == lb.__version__
-    assert figures["versions"]["torch"] == torch.__version__
-    assert figures["machine"]["cores"] == os.cpu_count()
-    assert [result["name"] for result in figures["results"]] == SPECS
-    for result in figures["results"]:
-        assert {"rmse", "nll", "examples", "predict_ms_per_1000"} <= result["scores"].keys()
-        assert {"trainable", "file_bytes", "epoch_seconds", "train_seconds"} <= result["costs"].keys()
-    assert config.decode(figures["results"][1]["method"]) == lb.Ensemble(2)
-    assert figures["results"][0]["costs"]["trainable"] * 2 - 1 == figures["results"][1]["costs"]["trainable"]
+@pytest.mark.parametrize("column", ["nll", "rmse", "file_kb", "noise:rmse"])
+def test_the_best_of_the_chosen_column_stands_first(column: str, compared: Comparison, cli: Cli) -> None:
+    means = {name: cells[column]["mean"] for name, cells in compared.figures["summary"]["methods"].items()}
+    out = cli(*compared.words, "--sort", column).out
+    assert order_of(out, SPECS) == sorted(means, key=lambda name: means[name])
+    assert len(set(means.values())) == len(means)
+    if column == "noise:rmse":  # a column that is shown only if it is asked for
+        assert "noisy" in out
+        assert "noisy" not in compared.out
 
 
-def test_a_comparison_is_not_trained_again(compared: Comparison, cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Loop, "run", must_not_train)
-    told = cli(*compared.words)
-    assert told.err == ""  # --quiet
-    again = json.loads((compared.folder / "compare.json").read_text())
-    assert json.loads((compared.folder.parent / "copy.json").read_text()) == again
-    for old, new in zip(compared.figures["results"], again["results"], strict=True):
-        assert without_times(old["scores"]) == without_times(new["scores"])
-        assert old["costs"] == new["costs"]
+def test_a_high_value_is_the_best_where_it_should_be(cli: Cli) -> None:
+    words = ("compare", *SHORT, "--model", "mlp", "--epochs", 1, "--quiet", *LOOK, "--ood", "rotated", "--out", "a")
+    out = cli(*words, "--sort", "accuracy").out
+    methods = figures_in("a")["summary"]["methods"]
+    for column in ("accuracy", "ood:rotated"):
+        means = {name: cells[column]["mean"] for name, cells in methods.items()}
+        assert order_of(cli(*words, "--sort", column).out, list(SHORT)) == sorted(means, key=lambda name: -means[name])
+    assert "digits, mlp: 599 test examples\n" in out
+    assert re.search(r"AUROC.*\n.*rotated", out)
+    accuracy = {name: f"{cells['accuracy']['mean']:.2%}" for name, cells in methods.items()}
+    assert {name: cells_of(out, name)[0] for name in SHORT} == accuracy
 
 
-def test_each_run_of_a_comparison_can_be_looked_at(compared: Comparison, cli: Cli) -> None:
-    runs = sorted(path.parent for path in compared.folder.glob("*/run.json"))
-    assert len(runs) == len(SPECS)
-    found = {json.loads(cli("evaluate", run, "--json").out)["scores"]["rmse"] for run in runs}
-    assert found == {result["scores"]["rmse"] for result in compared.figures["results"]}
+def laid_out(**values: list[float]) -> Table:
+    """A table of the columns nll and accuracy, one method a name."""
+    columns = (Column("nll", "NLL", best="low", form="decimal"), Column("accuracy", "accuracy", "", "high", "percent"))
+    rows = tuple(Row(name, {"nll": Cell(nll), "accuracy": Cell(accuracy)}) for name, (nll, accuracy) in values.items())
+    return Table(columns, rows, {"nll": ("b",)})
 
 
-def test_a_comparison_of_one_has_no_winner_and_is_not_trained_again(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
-    words = ("compare", "deterministic", "--model", "lenet-300-100", "--epochs", 1)
-    told = cli(*words)
-    assert "digits, lenet-300-100: 599 test examples" in told.out
-    for missing in ("*", "Best", "Brier"):
-        assert missing not in told.out
-    error = re.search(r"on 599 examples an accuracy has a standard error of ([\d.]+)%", told.out)
-    folder = Path("runs/digits-lenet-300-100-compare-0")
-    scores = json.loads((folder / "compare.json").read_text())["results"][0]["scores"]
-    assert re.search(rf"^deterministic +{scores['accuracy']:.2%} +{scores['nll']:.4f} ", told.out, re.MULTILINE)
-    expected = 100 * math.sqrt(scores["accuracy"] * (1 - scores["accuracy"]) / 599)
-    assert error is not None
-    assert float(error.group(1)) == pytest.approx(expected, abs=0.006)
-    assert "brier" in scores  # in the figures, as it follows from accuracy and calibration
-    # The progress, and then the same again from what is there.
-    begin, end = told.err.splitlines()
-    assert re.fullmatch(rf"Deterministic on digits: 1,078 examples, \d+ steps in {folder}/deterministic", begin)
-    assert re.fullmatch(r"Held-out split: accuracy [\d.]+%, NLL [\d.]+, ECE [\d.]+", end)
-    monkeypatch.setattr(Loop, "run", must_not_train)
-    finished = f"The run in {folder}/deterministic is finished: nothing was trained. --overwrite starts anew.\n"
-    assert cli(*words).err == finished
-
-
-FIGURES = {
-    **dict.fromkeys(("accuracy", "nll", "ece", "brier", "entropy_right", "entropy_wrong"), 0.125),
-    **{"kilo_trained": 117.0, "file_kb": 472.0, "epoch_ms": 1234.0, "predict_ms_per_1000": 1234.0},
-}
+@pytest.mark.parametrize(
+    ("sort", "order"),
+    [("nll", ["b", "c", "d", "a"]), ("accuracy", ["d", "a", "c", "b"]), ("not_there", ["a", "b", "c", "d"])],
+)
+def test_what_is_not_known_stands_last(sort: str, order: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    table = laid_out(a=[math.nan, 0.8], b=[0.1, math.nan], c=[0.2, 0.5], d=[math.inf, 0.9])
+    show("", comparison(table, sort))
+    lines = capsys.readouterr().out.splitlines()[1:]
+    assert [line.split()[0] for line in lines] == order
+    cells = {line.split()[0]: line.split()[1:] for line in lines}
+    assert cells == {"a": ["–", "80.00%"], "b": ["0.1000*", "–"], "c": ["0.2000", "50.00%"], "d": ["∞", "90.00%"]}
 
 
 @pytest.mark.parametrize("columns", [None, "20", "80", "400"])
@@ -148,68 +195,282 @@ def test_a_comparison_is_not_cut_off(
         monkeypatch.setenv("TERM", "xterm-256color")
     if columns is not None:
         monkeypatch.setenv("COLUMNS", columns)
-    view, winners = comparison({name: FIGURES for name in ("deterministic", LONG)})
-    show("digits", view)
+    titles = {"nll": "NLL", "coverage_95": "95 % interval", "epoch_ms": "train ms/epoch", "ood:x": "AUROC x"}
+    shown = tuple(Column(key, title, best="low", form="decimal") for key, title in titles.items())
+    names = ["deterministic", LONG, "[bold]"]  # the last looks like markup
+    rows = tuple(Row(name, dict.fromkeys(titles, Cell(0.125, 0.1, 0.15))) for name in names)
+    show("digits", comparison(Table(shown, rows, dict.fromkeys(titles, tuple(names))), "nll"))
     out = capsys.readouterr().out
     assert ("\x1b[" in out) == colour
-    title, above, head, *rows = re.sub(r"\x1b\[[\d;]*m", "", out).splitlines()
+    title, above, head, *lines = re.sub(r"\x1b\[[\d;]*m", "", out).splitlines()
     assert title == "digits"
-    assert above.split() == ["entropy", "numbers", "file", "train", "predict"]
-    assert head.split() == "method accuracy NLL ECE if wrong ×1000 kB ms/epoch ms/1000".split()
-    cells = ["12.50%*", "0.1250*", "0.1250*", "0.125*", "117.0*", "472*", "1234*", "1234*"]
-    assert [row.split() for row in rows] == [["deterministic", *cells], [LONG, *cells]]
-    assert len({len(row) for row in (above, head, *rows)}) == 1
-    assert len(head) < len(LONG) + 80  # no wider than need be
-    first, *lines = winners.splitlines()
-    assert first == "* Best in its column:"
-    assert [line.partition(":")[0].strip() for line in lines] == [
-        *("accuracy", "NLL", "ECE", "entropy if wrong", "numbers ×1000", "file kB", "train ms/epoch"),
-        "predict ms/1000",
-    ]
-    assert {line.partition(":")[2].strip() for line in lines} == {f"deterministic, {LONG}"}
+    assert above.split() == ["95", "%", "train"]
+    assert head.split() == ["method", "NLL", "interval", "ms/epoch", "AUROC", "x"]
+    assert [line.split() for line in lines] == [[name, *["0.1250±0.0250*"] * 4] for name in names]
+    assert len({len(line) for line in (above, head, *lines)}) == 1
+    assert len(head) < len(LONG) + 70  # no wider than need be
 
 
-def test_a_score_that_is_not_there_wins_nothing(capsys: pytest.CaptureFixture[str]) -> None:
-    perfect = {**FIGURES, "entropy_wrong": math.nan}
-    view, winners = comparison({"a": perfect, "b": FIGURES})
-    show("", view)
-    out = capsys.readouterr().out
-    assert [line.split()[4] for line in out.splitlines()[2:]] == ["–", "0.125*"]
-    assert re.search(r"^  entropy if wrong: +b$", winners, re.MULTILINE)
-    view, winners = comparison({"a": perfect, "b": perfect})
-    show("", view)
-    assert [line.split()[4] for line in capsys.readouterr().out.splitlines()[2:]] == ["–", "–"]
-    assert re.search(r"^  entropy if wrong: +–$", winners, re.MULTILINE)
+# -- winners ----------------------------------------------------------------------------------------------------------
 
 
-def test_figures_that_look_alike_win_together_and_others_do_not(capsys: pytest.CaptureFixture[str]) -> None:
-    rows = {
-        "a": FIGURES,
-        "b": {**FIGURES, "accuracy": 0.12501, "nll": 0.2},
-        "c": {**FIGURES, "accuracy": 0.1, "nll": 0},
-    }
-    view, winners = comparison(rows)
-    show("", view)
-    cells = [line.split()[1:3] for line in capsys.readouterr().out.splitlines()[2:]]
-    assert cells == [["12.50%*", "0.1250"], ["12.50%*", "0.2000"], ["10.00%", "0.0000*"]]
-    assert re.search(r"^  accuracy: +a, b$", winners, re.MULTILINE)
-    assert re.search(r"^  NLL: +c$", winners, re.MULTILINE)
+@pytest.mark.parametrize(
+    ("found", "starred"),
+    [
+        (([1.0, 1.1, 1.2], [2.0, 2.1, 2.21]), ["deterministic"]),
+        (([2.0, 2.1, 2.21], [1.0, 1.1, 1.2]), ["mean-field:samples=2"]),
+        (([1.0, 2.1, 1.2], [2.0, 1.1, 1.9]), []),  # now this one, now that one
+        (([1.0, 1.1, 1.2], [1.0, 1.1, 1.2]), []),
+    ],
+)
+def test_a_star_is_where_the_seeds_say_so(
+    found: tuple[list[float], ...], starred: list[str], cli: Cli, finished_three: Comparison
+) -> None:
+    shutil.copytree(finished_three.folder, "a")
+    for name, values in zip(("deterministic", "mean-field-samples=2"), found, strict=True):
+        for seed, value in enumerate(values):
+            path = Path("a", f"{name}-{seed}", "assessment.json")
+            kept = json.loads(path.read_text())
+            kept["scores"]["rmse"] = value
+            path.write_text(json.dumps(kept))
+    out = cli("compare", *SHORT, *TINY, "--seeds", 3, "--out", "a").out
+    for name, values in zip(SHORT, found, strict=True):
+        half = stats.t.ppf(0.975, 2) * stats.sem(values)
+        assert cells_of(out, name)[0] == f"{np.mean(values):.3f}±{half:.3f}{'*' * (name in starred)}"
+    winners = figures_in("a")["summary"]["winners"]
+    assert winners.get("rmse", []) == starred
+    assert winners["file_kb"] == ["deterministic"]  # by counts
 
 
-def test_one_method_alone_wins_nothing(capsys: pytest.CaptureFixture[str]) -> None:
-    view, winners = comparison({"a": FIGURES})
-    show("", view)
-    assert winners == ""
-    assert "*" not in capsys.readouterr().out
+def test_one_seed_has_no_winner_but_by_counts(two: Comparison) -> None:
+    cells = {name: cells_of(two.out, name) for name in SHORT}
+    assert [cell.endswith("*") for cell in cells["deterministic"]] == [*[False] * 4, True, True, *[False] * 3]
+    assert not any(cell.endswith("*") for cell in cells["mean-field:samples=2"])
+    assert "±" not in two.out
+    assert "One seed tells no interval, so no winner is named but by counts: train more seeds." in two.out
+
+
+def test_one_method_alone_wins_nothing(cli: Cli) -> None:
+    out = cli("compare", "deterministic", *TINY, "--out", "a").out
+    assert "*" not in out
+    assert "star" not in out
+    assert "seed" not in out
+    assert figures_in("a")["summary"]["winners"] == {}
+
+
+# -- the figures ------------------------------------------------------------------------------------------------------
+
+
+def test_the_figures_are_complete(compared: Comparison) -> None:
+    figures, place = compared.figures, compared.folder.parent
+    assert json.loads((place / "copy.json").read_text()) == figures_in(compared.folder)
+    looks = "--look.shifts noise --look.shift-examples 20"
+    assert figures["command"] == (
+        f"leanbayes compare deterministic ensemble:members=2 {LONG} --data toy --epochs 1 --quiet "
+        f"--model-options 'hidden=[4]' {looks} --seeds 3 --seed 5"
+    )
+    assert str(place) not in json.dumps(figures)
+    assert (figures["seed"], figures["seeds"]) == (5, 3)
+    assert figures["recipe"]["epochs"] == 1
+    assert (figures["look"]["shifts"], figures["look"]["shift_examples"]) == (["noise"], 20)
+    assert figures["model"]["name"] == "mlp"
+    assert figures["source"]["name"] == "toy"
+    assert figures["versions"]["leanbayes"] == lb.__version__
+    assert figures["versions"]["torch"] == torch.__version__
+    assert figures["machine"]["cores"] == os.cpu_count()
+    assert [(one["name"], one["seed"]) for one in figures["results"]] == [(s, n) for n in (5, 6, 7) for s in SPECS]
+    for result in figures["results"]:
+        assert {"rmse", "nll", "crps", "coverage_95", "examples", "predict_ms_per_1000"} <= result["scores"].keys()
+        assert {shift["family"] for shift in result["shifts"]} == {"none", "noise"}
+        assert {"rmse", "nll"} <= result["shifts"][0]["scores"].keys()
+        assert result["ood"] == {}
+        costs = result["costs"]
+        assert {"trainable", "file_bytes", "epoch_seconds", "train_seconds", "ours", "plain", "ratios"} <= costs.keys()
+        assert costs["ours"].keys() == costs["plain"].keys() == costs["ratios"].keys()
+        assert costs["ratios"]["file_bytes"] == costs["ours"]["file_bytes"] / costs["plain"]["file_bytes"]
+    one, both = figures["results"][:2]
+    assert config.decode(both["method"]) == lb.Ensemble(2)
+    assert one["costs"]["trainable"] * 2 - 1 == both["costs"]["trainable"]
+    assert list(figures["summary"]["methods"]) == SPECS
+    assert figures["summary"]["winners"]["kilo_trained"] == ["deterministic"]
+    for cells in figures["summary"]["methods"].values():
+        assert cells["rmse"]["low"] < cells["rmse"]["mean"] < cells["rmse"]["high"]
+
+
+def test_data_of_another_kind_are_in_the_figures(cli: Cli) -> None:
+    words = ("--model", "mlp", "--epochs", 1, "--quiet", *LOOK, "--ood", "Rotated", "noisy", "--out", "a")
+    cli("compare", "deterministic", *words)
+    (result,) = figures_in("a")["results"]
+    assert list(result["ood"]) == ["Rotated", "noisy"]
+    for one in result["ood"].values():
+        assert one["examples"] == 20
+        assert {"entropy", "max_probability", "mutual_information"} == one["by"].keys()
+        assert 0 <= one["by"]["entropy"]["auroc"] <= 1
+
+
+def test_the_folders_of_this_machine_are_nobody_elses_business(cli: Cli, table: Path) -> None:
+    Path("a.yaml").write_text("epochs: 1\n")
+    words = ("--data", table, "--config", Path("a.yaml").resolve(), *LOOK, "--quiet", "--out", table.parent / "a")
+    cli("compare", "deterministic", *words)
+    for name in ("compare.json", "report.html"):
+        text = Path("a", name).read_text()
+        assert str(table.parent) not in text
+        assert "--data table.csv --config a.yaml --look.shifts noise" in text
+
+
+def test_a_set_that_is_not_there_is_noted_without_its_folder(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("leanbayes.cli.looking.OOD", {"digits": ("mnist",)})
+    root = Path("somewhere").resolve()
+    words = ("--model", "mlp", "--epochs", 1, "--quiet", *LOOK, "--root", root, "--out", "a")
+    out = cli("compare", "deterministic", *words).out
+    assert "Not told from mnist, which could not be read: --ood mnist tells why.\n" in out
+    assert list(figures_in("a")["results"][0]["ood"]) == ["rotated", "noisy"]
+    page = Path("a/report.html").read_text()
+    assert "Not told from mnist" in page
+    assert str(root) not in page
+    told = cli("compare", "deterministic", *words, "--ood", "mnist", code=1).err
+    assert f"mnist was not found in {root}" in told
+
+
+# -- what is done is not done again -----------------------------------------------------------------------------------
+
+
+def must_not_look(*args: Any, **kwargs: Any) -> Any:
+    raise AssertionError("it looks again")
+
+
+def test_a_comparison_is_not_done_again(compared: Comparison, cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Loop, "run", must_not_train)
+    monkeypatch.setattr("leanbayes.cli.looking.assess", must_not_look)
+    told = cli(*compared.words)
+    assert told.err == ""  # --quiet
+    assert told.out == compared.out
+    assert figures_in(compared.folder) == compared.figures
+
+
+def test_what_is_told_on_the_way(cli: Cli) -> None:
+    words = ("compare", "deterministic", *(word for word in TINY if word != "--quiet"), "--out", "a")
+    begin, held_out, done = cli(*words).err.splitlines()
+    assert begin == "Deterministic on toy: 810 examples, 25 steps in a/deterministic-0"
+    assert re.fullmatch(r"Held-out split: RMSE [\d.]+, NLL [\d.]+", held_out)
+    scores = figures_in("a")["results"][0]["scores"]
+    assert done == f"deterministic, seed 0: RMSE {scores['rmse']:.4g}, NLL {scores['nll']:.4f} (1 of 1)"
+    finished = "The run in a/deterministic-0 is finished: nothing was trained. --overwrite starts anew."
+    assert cli(*words).err.splitlines() == [finished, done]
+
+
+def test_each_run_of_a_comparison_can_be_looked_at(compared: Comparison, cli: Cli) -> None:
+    runs = sorted(path.parent for path in compared.folder.glob("*/run.json"))
+    assert len(runs) == 3 * len(SPECS)
+    assert {"deterministic-5", "ensemble-members=2-7"} <= {run.name for run in runs}
+    found = {json.loads(cli("evaluate", run, "--json").out)["scores"]["rmse"] for run in runs}
+    assert found == {result["scores"]["rmse"] for result in compared.figures["results"]}
+    assert len(found) > len(SPECS)
+
+
+def test_only_what_is_new_is_done(two: Comparison, cli: Cli, work: Callable[[], Work]) -> None:
+    cli(*two.words, "--seeds", 2)
+    assert work() == (2, 2)
+    cli("compare", "ensemble:members=2", *two.words[1:], "--seeds", 2)
+    assert work() == (2, 2)
+    assert [one["name"] for one in figures_in("a")["results"]] == ["ensemble:members=2", *SHORT] * 2
+    cli("compare", "ensemble:members=2", *two.words[1:], "--seeds", 2)
+    cli(*two.words, "--seed", 1)
+    assert work() == (0, 0)
+
+
+def test_overwriting_does_all_anew(two: Comparison, cli: Cli, work: Callable[[], Work]) -> None:
+    cli(*two.words, "--overwrite")
+    assert work() == (2, 2)
+    assert without_times(figures_in("a")["results"]) == without_times(two.figures["results"])
+
+
+FOREIGN = {
+    "empty": lambda text: "",
+    "truncated": lambda text: text[:-100],
+    "no object": lambda text: "[]",
+    "foreign": lambda text: '{"a": 1}',
+    "without a key": lambda text: json.dumps({**json.loads(text), "key": None}),
+    "without a part": lambda text: json.dumps({k: v for k, v in json.loads(text).items() if k != "curves"}),
+    "of another version": lambda text: text.replace(f'"{lb.__version__}"', '"0.0.1"', 1),
+}
+
+
+@pytest.mark.parametrize("name", FOREIGN)
+def test_a_look_that_is_not_whole_is_taken_again(
+    name: str, two: Comparison, cli: Cli, work: Callable[[], Work]
+) -> None:
+    path = two.folder / "deterministic-0" / "assessment.json"
+    text = path.read_text()
+    spoilt = FOREIGN[name](text)
+    assert spoilt != text
+    path.write_text(spoilt)
+    cli(*two.words)
+    assert work() == (0, 1)
+    assert without_times(figures_in("a")["results"]) == without_times(two.figures["results"])
+    assert without_times(json.loads(path.read_text())) == without_times(json.loads(text))
+
+
+def test_a_look_that_is_no_text_is_taken_again(two: Comparison, cli: Cli, work: Callable[[], Work]) -> None:
+    (two.folder / "deterministic-0" / "assessment.json").write_bytes(b"\xff\xfe\x00")
+    cli(*two.words)
+    assert work() == (0, 1)
+
+
+@pytest.mark.parametrize("words", [("--look.samples", 3), ("--look.seed", 1), ("--look.shift-examples", 10)], ids=str)
+def test_another_look_is_taken_anew(
+    words: tuple[object, ...], two: Comparison, cli: Cli, work: Callable[[], Work]
+) -> None:
+    cli(*two.words, *words)
+    assert work() == (0, 2)
+    assert figures_in("a")["results"] != two.figures["results"]
+    cli(*two.words, *words)
+    assert work() == (0, 0)
+
+
+def test_a_model_that_was_trained_again_is_looked_at_again(two: Comparison, cli: Cli, work: Callable[[], Work]) -> None:
+    run = two.folder / "deterministic-0"
+    bnn = load_run(run)
+    with torch.no_grad():
+        for parameter in bnn.parameters():
+            parameter.mul_(1.5)
+    bnn.save(run / "model.safetensors")
+    cli(*two.words)
+    assert work() == (0, 1)
+    old, new = two.figures["results"], figures_in("a")["results"]
+    assert new[0]["scores"]["rmse"] != old[0]["scores"]["rmse"]
+    assert new[1] == old[1]
+
+
+def test_what_cannot_be_kept_is_told_and_shown(two: Comparison, cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
+    def read_only(path: Path, values: Any) -> None:
+        raise lb.LeanBayesError(f"Cannot write {path}.")
+
+    monkeypatch.setattr("leanbayes.cli.looking.write_json", read_only)
+    told = cli(*(word for word in two.words if word != "--quiet"), "--look.seed", 3)
+    for name in ("deterministic-0", "mean-field-samples=2-0"):
+        assert f"What was found is not kept: Cannot write a/{name}/assessment.json.\n" in told.err
+    assert cells_of(told.out, "deterministic")
+
+
+# -- files of settings ------------------------------------------------------------------------------------------------
 
 
 def test_methods_may_stand_in_a_file(cli: Cli) -> None:
-    Path("a.yaml").write_text("methods: [deterministic, 'mean-field:samples=2']\ndata: toy\nepochs: 1\nquiet: true\n")
+    Path("a.yaml").write_text(
+        "methods: [deterministic, 'mean-field:samples=2']\ndata: toy\nepochs: 1\nquiet: true\nseeds: 2\nsort: rmse\n"
+        "look: {shifts: [noise], shift_examples: 20}\nreport: false\n"
+    )
     text = cli("compare", "--config", "a.yaml", "--out", "a").out
     assert re.search(r"^mean-field:samples=2 ", text, re.MULTILINE)
     assert "ensemble" not in text
-    assert "ensemble" in cli("compare", "ensemble:members=1", "--config", "a.yaml", "--out", "b").out  # flags win
-    assert [path.name for path in Path("b").iterdir() if path.is_dir()] == ["ensemble-members=1"]
+    assert "2 seeds" in text
+    assert sorted(path.name for path in Path("a").iterdir()) == [
+        *("compare.json", "deterministic-0", "deterministic-1", "mean-field-samples=2-0", "mean-field-samples=2-1")
+    ]
+    told = cli("compare", "ensemble:members=1", "--config", "a.yaml", "--seeds", 1, "--report", "--out", "b")
+    assert "ensemble" in told.out  # flags win
+    assert sorted(path.name for path in Path("b").iterdir()) == ["compare.json", "ensemble-members=1-0", "report.html"]
 
 
 @pytest.mark.parametrize("line", ["model_options: {hidden: [4]}", "model_options: ['hidden=[4]']", "resize: [8, 8]"])

@@ -6,11 +6,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from leanbayes.bayesian import BayesianModel
 from leanbayes.cli.options import RunFolder, parse
-from leanbayes.cli.runs import open_run
+from leanbayes.cli.runs import TrainedRun, open_run
 from leanbayes.cli.tables import scores_table, show
-from leanbayes.data import Batches, Data
+from leanbayes.data import Batches
 from leanbayes.errors import LeanBayesError
 from leanbayes.evaluation import costs_of, evaluate
 from leanbayes.evaluation.assessment import batch_size
@@ -51,8 +50,7 @@ def evaluate_run(words: list[str]) -> Callable[[], None]:
 
 def _evaluate(options: EvaluateOptions) -> None:
     run = open_run(options.run, options.device)
-    data, workers = run.data(options.root), run.record["config"]["recipe"]["workers"]
-    scores = score(run.model, data, options.split, options.samples, options.rule, options.seed, workers)
+    scores = score(run, options)
     if options.json:
         print(json.dumps({"run": str(options.run), "scores": scores, "costs": run.record["costs"]}, indent=1))
     else:
@@ -62,25 +60,26 @@ def _evaluate(options: EvaluateOptions) -> None:
         write_json(options.run / "run.json", run.record)
 
 
-def score(
-    bnn: BayesianModel,
-    data: Data,
-    split: str,
-    samples: int | None = None,
-    rule: str | None = None,
-    seed: int = 0,
-    workers: int = 0,
-) -> dict[str, Any]:
-    """Score a model on a split, and time its predictions."""
-    dataset = data.test if split == "test" else data.validation
+def score(run: TrainedRun, options: EvaluateOptions) -> dict[str, Any]:
+    """Score a run on a split, and time its predictions beside those of the plain network."""
+    data, bnn = run.data(options.root), run.model
+    dataset = data.test if options.split == "test" else data.validation
     if dataset is None:
-        raise LeanBayesError(f"{data.name} has no {split} data: add some, or score the validation data.")
-    size = batch_size(data.input_shape)
-    batches = Batches(dataset, size, device=bnn.device, shuffle=False, normalise=data.normalise, workers=workers)
-    scale = data.target_std
-    scores: dict[str, Any] = evaluate(bnn, batches.epoch(), samples=samples, rule=rule, seed=seed, target_scale=scale)
-    scores["examples"] = batches.examples
-    costs = costs_of(bnn, next(batches.epoch())[0], samples=samples, rule=rule, repeats=3)
-    scores["predict_ms_per_1000"] = costs.ours.predict_ms_per_1000
-    scores["predict_time_ratio"] = costs.ratios()["predict_ms_per_1000"]
-    return scores
+        raise LeanBayesError(f"{data.name} has no {options.split} data: add some, or score the validation data.")
+    batches = Batches(
+        dataset,
+        batch_size(data.input_shape),
+        device=bnn.device,
+        shuffle=False,
+        normalise=data.normalise,
+        workers=run.record["config"]["recipe"]["workers"],
+    )
+    how: dict[str, Any] = {"samples": options.samples, "rule": options.rule}
+    scores: dict[str, Any] = evaluate(bnn, batches.epoch(), seed=options.seed, target_scale=data.target_std, **how)
+    costs = costs_of(bnn, next(batches.epoch())[0], repeats=3, **how)
+    return {
+        **scores,
+        "examples": batches.examples,
+        "predict_ms_per_1000": costs.ours.predict_ms_per_1000,
+        "predict_time_ratio": costs.ratios()["predict_ms_per_1000"],
+    }

@@ -2,10 +2,10 @@
 
 import contextlib
 import datetime
-import multiprocessing
+import functools
 import os
-import queue
 import signal
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -13,20 +13,18 @@ from typing import Any
 
 import torch
 
+from leanbayes.bayesian import BayesianModel
 from leanbayes.cli.looking import look_at
-from leanbayes.cli.options import Task
-from leanbayes.cli.runs import TrainedRun, as_file_name, load_data, prepare, train
+from leanbayes.cli.options import Task, is_first_process
+from leanbayes.cli.runs import TrainedRun, as_file_name, load_data, open_run, prepare, train
+from leanbayes.cli.workers import STOPPED, side_by_side
 from leanbayes.data import Data
 from leanbayes.errors import LeanBayesError
 from leanbayes.evaluation import Look
 from leanbayes.method import Method
 from leanbayes.report import AssessedRun
 from leanbayes.training import Recipe, read_record
-
-_LAUNCHERS = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_RANK", "MASTER_ADDR", "MASTER_PORT")
-_PREFIXES = ("TORCHELASTIC_", "ACCELERATE_", "ROLE_")
-
-Done = Callable[[AssessedRun], None]
+from leanbayes.training.progress import in_words, say
 
 
 @dataclass(frozen=True)
@@ -46,139 +44,123 @@ class Job:
         """Where the run goes."""
         return self.folder / as_file_name(f"{self.name}-{self.recipe.seed}")
 
-
-def do(job: Job, data: Data) -> AssessedRun:
-    """Train, or take what is finished, and look at it."""
-    bnn = train(prepare(job.task, job.recipe.seed, data), job.method, job.recipe, job.task, job.place)
-    run = TrainedRun(job.place, bnn, read_record(job.place))
-    return look_at(run, data, job.look, job.ood, job.task.root, job.name, shown=not job.task.quiet)
+    def __str__(self) -> str:
+        return f"{self.name}, seed {self.recipe.seed}"
 
 
-def do_all(jobs: Sequence[Job], data: Data, processes: int, done: Done) -> list[AssessedRun]:
-    """Do jobs in this process, or in several at once that share the machine's cores and GPUs."""
-    if processes == 1:
-        finished = []
+def do_all(jobs: Sequence[Job], data: Data, processes: int) -> list[AssessedRun]:
+    """Do jobs one after the other in this process, or in several at once that share the machine's cores and GPUs."""
+    done = _teller(jobs)
+    if processes > 1:
+        return _in_processes(jobs, processes, done)
+    runs = []
+    with _terminated_as_interrupted():
         for job in jobs:
-            finished.append(do(job, data))
-            done(finished[-1])
-        return finished
-    return list(_side_by_side(jobs, min(processes, len(jobs)), done))
+            runs.append(_do(job, data))
+            done(runs[-1])
+    return runs
 
 
-def do_share(jobs: Sequence[Job], processes: int, done: Done) -> list[AssessedRun]:
+def do_share(jobs: Sequence[Job], processes: int) -> list[AssessedRun]:
     """Do this process's share of the jobs under a launcher, and bring the runs of all its processes together."""
     rank, world = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     # The others may be training for days when the first is done.
     torch.distributed.init_process_group("gloo", timeout=datetime.timedelta(days=30))
     mine = jobs[rank::world]
-    finished = list(_side_by_side(mine, min(processes, len(mine)), done)) if mine else []
+    finished = _in_processes(mine, processes, _teller(mine, f"process {rank}: "))
+    signal.signal(signal.SIGINT, signal.SIG_DFL)  # while it waits for the others, Python would not see it
     every: list[list[AssessedRun]] = [[] for _ in range(world)]
     torch.distributed.all_gather_object(every, finished)
     order = {(job.name, job.recipe.seed): place for place, job in enumerate(jobs)}
     return sorted((run for runs in every for run in runs), key=lambda run: order[run.method, run.seed])
 
 
-# -- processes side by side -------------------------------------------------------------------------------------------
+def do_together(jobs: Sequence[Job], data: Data) -> list[AssessedRun]:
+    """Train each run with all processes of a launcher; then the first one looks at them, and the others have none."""
+    for job in jobs:
+        _train(job, data)
+    if not is_first_process():
+        return []
+    torch.distributed.destroy_process_group()  # or else scores would be those of all processes
+    done = _teller(jobs)
+    runs = []
+    for job in jobs:
+        runs.append(_look(job, open_run(job.place, job.recipe.device), data))
+        done(runs[-1])
+    return runs
 
 
-def _side_by_side(jobs: Sequence[Job], processes: int, done: Done) -> Iterator[AssessedRun]:
-    """Give jobs to as many processes; they come back in the order of the jobs, and are told of as they are done."""
-    context = multiprocessing.get_context("spawn")
-    waiting, answers = context.Queue(), context.Queue()
-    for number, job in enumerate(jobs):
-        waiting.put((number, replace(job, task=replace(job.task, quiet=True))))
-    threads = max(1, torch.get_num_threads() // processes)
-    workers = []
-    found: dict[int, AssessedRun] = {}
+# -- one job ----------------------------------------------------------------------------------------------------------
+
+
+def _do(job: Job, data: Data) -> AssessedRun:
+    """Train, or take what is finished, and look at it."""
+    bnn = _train(job, data)
+    return _look(job, TrainedRun(job.place, bnn, read_record(job.place)), data)
+
+
+def _train(job: Job, data: Data) -> BayesianModel:
+    with _named(job):
+        return train(prepare(job.task, job.recipe.seed, data), job.method, job.recipe, job.task, job.place)
+
+
+def _look(job: Job, run: TrainedRun, data: Data) -> AssessedRun:
+    task = job.task
+    with _named(job):
+        return look_at(
+            run, data, job.look, job.ood, task.root, name=job.name, shown=not task.quiet, anew=task.overwrite
+        )
+
+
+@contextlib.contextmanager
+def _named(job: Job) -> Iterator[None]:
+    """Tell which of the runs has failed, or that one that was stopped goes on."""
     try:
-        with _terminated_as_interrupted():
-            for place in range(processes):
-                with _environment_of(place):
-                    worker = context.Process(target=_work, args=(waiting, answers, threads), daemon=False)
-                    worker.start()
-                    workers.append(worker)
-            while len(found) < len(jobs):
-                number, answer = _next_answer(answers, workers)
-                if isinstance(answer, BaseException):
-                    raise answer
-                found[number] = answer
-                done(answer)
-    finally:
-        _end(workers, orderly=len(found) == len(jobs))
-    return (found[number] for number in range(len(jobs)))
+        yield
+    except LeanBayesError as error:
+        raise LeanBayesError(f"{job}: {error}") from None
+    except KeyboardInterrupt as stop:
+        raise KeyboardInterrupt(str(stop) or STOPPED) from None
 
 
-def _work(waiting: Any, answers: Any, threads: int) -> None:
-    """Do jobs until there are none left; a failure is told, and ends this process."""
-    torch.set_num_threads(threads)
-    data: dict[Task, Data] = {}
-    while True:
-        try:
-            number, job = waiting.get(timeout=1)
-        except queue.Empty:
-            return
-        try:
-            if job.task not in data:
-                data[job.task] = load_data(job.task)
-            answers.put((number, do(job, data[job.task])))
-        except KeyboardInterrupt:
-            return
-        except LeanBayesError as error:
-            answers.put((number, LeanBayesError(f"{job.name}, seed {job.recipe.seed}: {error}")))
-            return
+def _in_processes(jobs: Sequence[Job], processes: int, done: Callable[[AssessedRun], None]) -> list[AssessedRun]:
+    quiet = [replace(job, task=replace(job.task, quiet=True)) for job in jobs]
+    return side_by_side(_do_alone, quiet, min(processes, len(jobs)), done) if jobs else []
 
 
-def _next_answer(answers: Any, workers: Sequence[Any]) -> tuple[int, Any]:
-    while True:
-        with contextlib.suppress(queue.Empty):
-            return answers.get(timeout=0.5)
-        failed = [worker for worker in workers if worker.exitcode not in (None, 0)]
-        if failed:
-            raise LeanBayesError(
-                f"A process ended with code {failed[0].exitcode}, usually for lack of memory: use fewer --jobs. "
-                "What is finished is kept, and the same command goes on."
-            )
-        if not any(worker.is_alive() for worker in workers) and answers.empty():
-            raise KeyboardInterrupt("Stopped. The same command goes on from there.")
+def _do_alone(job: Job) -> AssessedRun:
+    """Do a job in a process of its own, which reads the data once."""
+    return _do(job, _data_of(job.task))
 
 
-def _end(workers: Sequence[Any], orderly: bool) -> None:
-    """Let the processes end; those that still train write a checkpoint first."""
-    for worker in workers:
-        if not orderly and worker.is_alive():
-            worker.terminate()
-    for worker in workers:
-        worker.join()
+_data_of = functools.cache(load_data)
+
+
+def _teller(jobs: Sequence[Job], who: str = "") -> Callable[[AssessedRun], None]:
+    """Return what tells of each run that is done."""
+    count = 0
+
+    def tell(run: AssessedRun) -> None:
+        nonlocal count
+        count += 1
+        text = f"{who}{run.method}, seed {run.seed}: {in_words(run.scores)} ({count} of {len(jobs)})"
+        say(not jobs[0].task.quiet, text)
+
+    return tell
 
 
 @contextlib.contextmanager
 def _terminated_as_interrupted() -> Iterator[None]:
-    """Take SIGTERM as Ctrl-C, so that the processes are told."""
+    """Take SIGTERM as Ctrl-C where no training does."""
 
     def stop(number: int, frame: Any) -> None:
-        raise KeyboardInterrupt("Stopped. The same command goes on from there.")
+        raise KeyboardInterrupt
 
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
     before = signal.signal(signal.SIGTERM, stop)
     try:
         yield
     finally:
         signal.signal(signal.SIGTERM, before)
-
-
-@contextlib.contextmanager
-def _environment_of(place: int) -> Iterator[None]:
-    """Start a process that knows of no launcher, and sees one GPU of its own where there are several."""
-    before = dict(os.environ)
-    visible = [name for name in os.environ if name in _LAUNCHERS or name.startswith(_PREFIXES)]
-    for name in visible:
-        del os.environ[name]
-    gpus = torch.cuda.device_count()
-    if gpus > 1:
-        names = before.get("CUDA_VISIBLE_DEVICES", ",".join(map(str, range(gpus)))).split(",")
-        first = int(before.get("LOCAL_RANK", 0))
-        os.environ["CUDA_VISIBLE_DEVICES"] = names[(first + place) % gpus]
-    try:
-        yield
-    finally:
-        os.environ.clear()
-        os.environ.update(before)

@@ -1,6 +1,7 @@
 """Tables for the terminal: the scores of one run, and several methods side by side."""
 
 import math
+import textwrap
 from collections.abc import Mapping
 from typing import Any
 
@@ -11,19 +12,26 @@ from rich.table import Table
 from leanbayes import report
 from leanbayes.report.cells import lines, writer
 from leanbayes.report.columns import columns
+from leanbayes.report.document import Column
 
 # What fits into a terminal; the report has all.
-_SHOWN = (
+SHOWN = (
     *("accuracy", "miou", "rmse", "nll", "ece", "crps", "coverage_95"),
     *("corruptions:accuracy", "corruptions:nll", "kilo_trained", "file_kb", "epoch_ms", "predict_ms_per_1000"),
     "predict_time_ratio",
 )
+_TITLES = {"classwise_ece": "class-wise ECE", "excess_aurc": "excess AURC"}  # of scores that no other table has
+_NARROW = 8  # letters of a column's head, where its words allow
 
 
 def scores_table(values: Mapping[str, float]) -> Table:
     """Lay out the scores and costs of one run, one a line."""
     view = Table(box=None, show_header=False)
-    for column in columns([values]):
+    known = columns([dict.fromkeys(values, 0.0)])
+    keys = {"examples", *(column.key for column in known)}
+    others = [Column(key, _TITLES.get(key, key.replace("_", " ")), form="decimal") for key in values if key not in keys]
+    scores = [column for column in known if column.group in ("quality", "uncertainty")]
+    for column in (*scores, *others, *(column for column in known if column not in scores)):
         view.add_row(column.title, writer(column.form, [values[column.key]])(values[column.key]))
     view.add_row("examples", f"{values['examples']:,}")
     return view
@@ -35,24 +43,27 @@ def comparison(table: report.Table, sort: str) -> Table:
     view.add_column("method", no_wrap=True)
     shown = [place for place, column in enumerate(table.columns) if _is_shown(column.key, sort)]
     for place in shown:
-        view.add_column("\n".join(table.columns[place].title.split()), justify="right", no_wrap=True)
-    best = next(column.best for column in table.columns if column.key == sort)
-    for line in sorted(lines(table), key=lambda line: _order(line.row.cells[sort].mean, best)):
+        title = textwrap.wrap(table.columns[place].title, _NARROW, break_long_words=False, break_on_hyphens=False)
+        view.add_column("\n".join(title), justify="right", no_wrap=True, vertical="bottom")
+    best = next((column.best for column in table.columns if column.key == sort), None)
+    for line in sorted(lines(table), key=lambda line: _order(line.row.cells.get(sort), best)):
         cells = []
         for place in shown:
-            cell = line.cells[place]
-            text = f"{cell.text}{cell.spread}"
+            of, cell = line.row.cells[table.columns[place].key], line.cells[place]
+            text = cell.text + (cell.spread if of.low < of.high else "")  # what is counted has no spread
             cells.append(f"[bold green]{text}*[/]" if cell.best else f"{text} ")
         view.add_row(escape(line.row.name), *cells)
     return view
 
 
 def _is_shown(key: str, sort: str) -> bool:
-    return key in _SHOWN or key == sort or key.startswith("ood:")
+    return key in SHOWN or key == sort or key.startswith("ood:")
 
 
-def _order(value: float, best: str | None) -> tuple[bool, float]:
-    return math.isnan(value), -value if best == "high" else value
+def _order(cell: report.Cell | None, best: str | None) -> tuple[bool, float]:
+    if cell is None or math.isnan(cell.mean):
+        return True, 0.0
+    return False, -cell.mean if best == "high" else cell.mean
 
 
 def summary_of(table: report.Table) -> dict[str, Any]:

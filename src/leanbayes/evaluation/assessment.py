@@ -15,18 +15,21 @@ from torch.utils.data import Dataset, Subset
 from leanbayes.bayesian import BayesianModel
 from leanbayes.config import configurable
 from leanbayes.data import Batches, Data
+from leanbayes.data.base import check_map_style
 from leanbayes.errors import LeanBayesError
 from leanbayes.evaluation.cost import costs_of
-from leanbayes.evaluation.curves import curves_of, entropy_edges, histogram
+from leanbayes.evaluation.curves import curves_of, entropy_edges, extremes_of, histogram
 from leanbayes.evaluation.detection import detection_scores
 from leanbayes.evaluation.levels import FAMILIES, Level, levels
 from leanbayes.evaluation.outcomes import ClassOutcome
-from leanbayes.evaluation.scores import Scores, ignored, take_in
+from leanbayes.evaluation.scores import Scores, ignored, predictions
 from leanbayes.evaluation.shift import label_shift
+from leanbayes.network import tensors_of
 from leanbayes.noise import mix
+from leanbayes.rules import get_rule
 
 BATCH, PIXELS = 500, 500 * 64 * 64  # examples, and pixels, of a batch at most
-_EXTREMES = 12  # examples of a kind to be looked at
+_KEPT_BYTES = 2**30  # of examples to be shifted: what has more is read again for each level
 _CONCENTRATIONS = (10.0, 1.0, 0.1)  # of the shifts of the labels, from mild to strong
 
 Tell = Callable[[str, int, int], None]
@@ -57,9 +60,12 @@ class Look:
         for name in self.shifts:
             if name not in FAMILIES:
                 raise LeanBayesError(f"There is no shift {name!r}: choose from {', '.join(FAMILIES)}.")
-        for name in ("shift_examples", "ood_examples"):
-            if getattr(self, name) < 1:
-                raise LeanBayesError(f"{name}={getattr(self, name)} must be 1 or more.")
+        for name in ("samples", "shift_examples", "ood_examples"):
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                raise LeanBayesError(f"{name}={value} must be 1 or more.")
+        if self.rule is not None:
+            get_rule(self.rule)
 
 
 def assess(
@@ -73,8 +79,8 @@ def assess(
 ) -> dict[str, Any]:
     """Look at a model on the test data of its task; the result is plain values, fit for JSON.
 
-    ood: data sets that the model has never seen the like of, by name. tell: is called with what comes next, and
-    how much of all is done.
+    ood: data sets that a classifier has never seen the like of, by name. tell: is called with what comes next, how much
+    is done, and how much there is in all. Under `torch.distributed` every process that calls this does all of it.
     """
     return _Assessment(bnn, data, look or Look(), ood or {}, workers, tell).run()
 
@@ -93,10 +99,15 @@ class _Assessment:
     ) -> None:
         if data.test is None:
             raise LeanBayesError(f"{data.name} has no test data: add some.")
+        if ood and data.task != "classification":
+            raise LeanBayesError(
+                f"{data.name} is for {data.task}, and only classifiers tell other data: leave ood out."
+            )
         self.bnn, self.data, self.look, self.workers = bnn, data, look, workers
         self.test: Dataset[Any] = data.test
-        self.levels = levels(look.shifts, data)
         self.ood = dict(ood)
+        self.kept: list[Any] | None = self._read_once() if {*look.shifts} - {"labels"} else []
+        self.levels = levels(look.shifts, self._to_shift())
         self._tell, self._done = tell, 0
 
     def _next(self, what: str) -> None:
@@ -105,18 +116,24 @@ class _Assessment:
 
     def run(self) -> dict[str, Any]:
         self._next("test data")
-        scores = self._scores(self._batches(self.test), details=True)
+        scores, labelled = self._scores(details=True), []
+        for prediction, y in self._predictions(self._batches(self.test)):
+            scores.update(prediction, y)
+            if y.dim() == 1:
+                labelled.append((y != ignored(self.bnn)).cpu())
         found = scores.outcome()
-        return {
+        result = {
             "look": asdict(self.look),
-            "scores": {**scores.compute(), "examples": _count(self.test)},
+            "scores": {**scores.compute(), "examples": check_map_style(self.test)},
             "curves": curves_of(scores),
-            "extremes": _extremes(found) if isinstance(found, ClassOutcome) else {},
-            "shift_examples": min(self.look.shift_examples, _count(self.test)),
+            "extremes": extremes_of(found, torch.cat(labelled)) if isinstance(found, ClassOutcome) else {},
+            "shift_examples": min(self.look.shift_examples, check_map_style(self.test)),
             "shifts": [*self._shifts(), *self._label_shifts(found)],
-            "ood": self._ood(found) if isinstance(found, ClassOutcome) else {},
+            "ood": self._ood(found),
             "costs": self._costs(),
         }
+        self._next("done")
+        return result
 
     def _costs(self) -> dict[str, Any]:
         self._next("cost")
@@ -126,7 +143,7 @@ class _Assessment:
 
     def _batches(self, dataset: Dataset[Any], limit: int | None = None, normalise: bool = True) -> Iterator[Any]:
         """Give batches in a fixed order, of at most some examples that are chosen at random, the same every time."""
-        total = _count(dataset)
+        total = check_map_style(dataset)
         if limit is not None and limit < total:
             generator = torch.Generator().manual_seed(mix(self.look.seed))
             chosen = torch.randperm(total, generator=generator, device="cpu")[:limit]
@@ -140,25 +157,44 @@ class _Assessment:
             workers=self.workers,
         ).epoch()
 
-    def _scores(self, batches: Iterable[Any], details: bool) -> Scores:
-        scores = Scores(ignored(self.bnn), self.data.target_std, details=details)
+    def _predictions(self, batches: Iterable[Any]) -> Iterator[tuple[Any, Tensor]]:
         look = self.look
-        return take_in(scores, self.bnn, batches, samples=look.samples, rule=look.rule, seed=look.seed)
+        return predictions(self.bnn, batches, samples=look.samples, rule=look.rule, seed=look.seed)
+
+    def _scores(self, details: bool = False) -> Scores:
+        return Scores(ignored(self.bnn), self.data.target_std, details=details, alone=True)
 
     # -- shift --------------------------------------------------------------------------------------------------------
+
+    def _read_once(self) -> list[Any] | None:
+        """Read the examples to be shifted, unless they are too large to keep."""
+        kept, size = [], 0
+        for batch in self._batches(self.test, self.look.shift_examples, normalise=False):
+            kept.append(batch)
+            size += sum(tensor.nbytes for tensor in tensors_of(batch))
+            if size > _KEPT_BYTES:
+                return None
+        return kept
+
+    def _to_shift(self) -> Iterable[tuple[Any, Tensor]]:
+        if self.kept is not None:
+            return self.kept
+        return self._batches(self.test, self.look.shift_examples, normalise=False)
 
     def _shifts(self) -> Iterator[dict[str, Any]]:
         for level in self.levels:
             self._next(f"{level.name.replace('_', ' ')} {level.level:g}")
-            scores = self._scores(self._shifted(level), details=False).compute()
-            yield {"family": level.family, "name": level.name, "level": level.level, "scores": scores}
+            scores = self._scores()
+            for prediction, y in self._predictions(self._shifted(level)):
+                scores.update(prediction, y)
+            yield {"family": level.family, "name": level.name, "level": level.level, "scores": scores.compute()}
 
     def _shifted(self, level: Level) -> Iterator[tuple[Tensor, Tensor]]:
         """Change the images before they are normalised, or else the inputs as they are."""
-        for number, (x, y) in enumerate(self._batches(self.test, self.look.shift_examples, normalise=False)):
+        for number, (x, y) in enumerate(self._to_shift()):
             generator = torch.Generator().manual_seed(mix(self.look.seed, number))
             if x.dtype == torch.uint8:
-                x = x.float().div_(255)
+                x = x / 255
             x = level.change(x, generator)
             yield (self.data.normalise(x) if self.data.normalise and x.dim() == 4 else x), y
 
@@ -168,74 +204,31 @@ class _Assessment:
             return
         for concentration in _CONCENTRATIONS:
             generator = torch.Generator().manual_seed(mix(self.look.seed))
-            scores = Scores()
+            scores = self._scores()
             scores.take(found.rows(label_shift(found.labels, generator, concentration)))
             yield {"family": "labels", "name": "labels", "level": concentration, "scores": scores.compute()}
 
     # -- data of another kind -----------------------------------------------------------------------------------------
 
-    def _ood(self, inside: ClassOutcome) -> dict[str, Any]:
-        edges = entropy_edges(inside.probs.shape[-1])
+    def _ood(self, inside: Any) -> dict[str, Any]:
         result = {}
         for name, dataset in self.ood.items():
             self._next(name)
-            seen = _uncertainties(self._predictions(self._batches(dataset, self.look.ood_examples)))
-            known = _of(inside)
+            batches = self._batches(dataset, self.look.ood_examples)
+            known, seen = _doubts([inside]), _doubts(prediction for prediction, _ in self._predictions(batches))
             result[name] = {
                 "examples": len(seen["entropy"]),
-                "by": {key: detection_scores(known[key], seen[key]) for key in known},
-                "entropy": histogram(seen["entropy"], edges),
+                "by": {measure: detection_scores(known[measure], seen[measure]) for measure in known},
+                "entropy": histogram(seen["entropy"], entropy_edges(inside.probs.shape[-1])),
             }
         return result
 
-    def _predictions(self, batches: Iterable[Any]) -> Iterator[Any]:
-        look = self.look
-        for number, (x, _) in enumerate(batches):
-            seed = look.seed + (number << 20 if self.bnn.noise_per_example else 0)
-            generator = torch.Generator().manual_seed(seed)
-            yield self.bnn.predict(x, look.samples, rule=look.rule, generator=generator)
 
-
-def _of(one: Any) -> dict[str, Tensor]:
-    """Return the three measures of doubt."""
-    doubts = {
-        "max_probability": -one.confidence,
-        "entropy": one.entropy,
-        "mutual_information": one.mutual_information,
-    }
-    return {name: values.flatten().cpu() for name, values in doubts.items()}
-
-
-def _uncertainties(predictions: Iterable[Any]) -> dict[str, Tensor]:
-    parts = [_of(prediction) for prediction in predictions]
-    return {name: torch.cat([part[name] for part in parts]) for name in parts[0]}
-
-
-def _extremes(found: ClassOutcome) -> dict[str, list[dict[str, float]]]:
-    """Name the mistakes that were most sure, and the examples that were least."""
-    if found.dense:
-        return {}
-    wrong = torch.nonzero(~found.right)[:, 0]
-    mistakes = wrong[found.confidence[wrong].argsort(descending=True, stable=True)[:_EXTREMES]]
-    unsure = found.entropy.argsort(descending=True, stable=True)[:_EXTREMES]
-    return {"mistakes": _told(found, mistakes), "unsure": _told(found, unsure)}
-
-
-def _told(found: ClassOutcome, rows: Tensor) -> list[dict[str, float]]:
-    return [
-        {
-            "index": row,
-            "truth": int(found.labels[row]),
-            "answer": int(found.answer[row]),
-            "confidence": float(found.confidence[row]),
-            "entropy": float(found.entropy[row]),
-        }
-        for row in rows.tolist()
-    ]
-
-
-def _count(dataset: Any) -> int:
-    return len(dataset)
+def _doubts(predicted: Iterable[Any]) -> dict[str, Tensor]:
+    """Return the three measures of doubt, each for all examples."""
+    parts = [(-one.confidence, one.entropy, one.mutual_information) for one in predicted]
+    names = ("max_probability", "entropy", "mutual_information")
+    return {name: torch.cat(of).cpu() for name, of in zip(names, zip(*parts, strict=True), strict=True)}
 
 
 def batch_size(input_shape: Sequence[int]) -> int:

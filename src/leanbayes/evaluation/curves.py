@@ -1,42 +1,40 @@
 """Curves that stand behind the scores: what the report draws of one model on one data set."""
 
+import math
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from leanbayes.evaluation.intervals import interval_coverage
-from leanbayes.evaluation.metrics import iou_by_class
-from leanbayes.evaluation.outcomes import ClassOutcome, RegressionOutcome
+from leanbayes.evaluation.metrics import interval_shares, iou_by_class
+from leanbayes.evaluation.outcomes import ClassOutcome
 from leanbayes.evaluation.scores import Scores
 from leanbayes.evaluation.selective import risk_coverage
 
 _POINTS = 101  # of a curve of many examples
 _HISTOGRAM = 30  # bins of the entropy
-LEVELS = tuple(round(0.05 * number, 2) for number in range(1, 20))  # of the intervals
+_EXTREMES = 12  # examples of a kind to be looked at
 
 
 def curves_of(scores: Scores) -> dict[str, Any]:
     """Return plain lists: bins of reliability, IoU of classes, risk over coverage, entropies, coverage of intervals."""
     curves: dict[str, Any] = {}
-    for name, key in (("reliability", "ece"), ("class_reliability", "classwise_ece")):
+    for name, key, change in (
+        ("reliability", "ece", Tensor.tolist),
+        ("class_reliability", "classwise_ece", Tensor.tolist),
+        ("iou", "miou", lambda sums: iou_by_class(sums).tolist()),
+        ("intervals", "interval_error", lambda sums: interval_shares(sums).tolist()),
+    ):
         sums = scores.sums(key)
         if sums is not None:
-            curves[name] = sums.tolist()
-    confusion = scores.sums("miou")
-    if confusion is not None:
-        curves["iou"] = iou_by_class(confusion).tolist()
+            curves[name] = change(sums)
     found = scores.outcome()
-    if isinstance(found, ClassOutcome):
-        curves |= _of_classes(found)
-    elif isinstance(found, RegressionOutcome):
-        curves["intervals"] = [interval_coverage(found.error, found.std, level).mean().item() for level in LEVELS]
-    return curves
+    return curves | _of_classes(found) if isinstance(found, ClassOutcome) else curves
 
 
 def _of_classes(found: ClassOutcome) -> dict[str, Any]:
     coverage, risk = risk_coverage(-found.confidence, (~found.right).double())
-    rows = torch.linspace(0, len(coverage) - 1, min(_POINTS, len(coverage))).round().long()
+    rows = torch.linspace(0, len(coverage) - 1, min(_POINTS, len(coverage)), dtype=torch.float64).round().long()
     edges = entropy_edges(found.probs.shape[-1])
     return {
         "risk_coverage": [coverage[rows].tolist(), risk[rows].tolist()],
@@ -48,10 +46,32 @@ def _of_classes(found: ClassOutcome) -> dict[str, Any]:
 
 def entropy_edges(classes: int) -> Tensor:
     """Return the limits of the bins of an entropy, from 0 to that of a guess."""
-    return torch.linspace(0, torch.tensor(classes).log().item(), _HISTOGRAM + 1, dtype=torch.float64)
+    return torch.linspace(0, math.log(classes), _HISTOGRAM + 1, dtype=torch.float64)
 
 
 def histogram(values: Tensor, edges: Tensor) -> list[int]:
     """Count values in bins; those that rounding has put beyond the ends are in the last ones."""
     places = (torch.bucketize(values.double(), edges, right=True) - 1).clamp(0, len(edges) - 2)
     return torch.bincount(places, minlength=len(edges) - 1).tolist()
+
+
+def extremes_of(found: ClassOutcome, labelled: Tensor) -> dict[str, list[dict[str, float]]]:
+    """Name the mistakes that were most sure, and the examples that were least; labelled: which examples were scored."""
+    numbers = torch.nonzero(labelled)[:, 0]
+    wrong = torch.nonzero(~found.right)[:, 0]
+    mistakes = wrong[found.confidence[wrong].argsort(descending=True, stable=True)[:_EXTREMES]]
+    unsure = found.entropy.argsort(descending=True, stable=True)[:_EXTREMES]
+    return {"mistakes": _told(found, mistakes, numbers), "unsure": _told(found, unsure, numbers)}
+
+
+def _told(found: ClassOutcome, rows: Tensor, numbers: Tensor) -> list[dict[str, float]]:
+    return [
+        {
+            "index": int(numbers[row]),
+            "truth": int(found.labels[row]),
+            "answer": int(found.answer[row]),
+            "confidence": float(found.confidence[row]),
+            "entropy": float(found.entropy[row]),
+        }
+        for row in rows.tolist()
+    ]

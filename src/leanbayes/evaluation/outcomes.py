@@ -108,23 +108,35 @@ def outcome_of(
         p = prediction.probs
         return BinaryOutcome(p, y.to(p), prediction.entropy, prediction.mutual_information)
     if isinstance(prediction, RegressionPrediction):
-        _check_shape(prediction.mean, y)
-        scale = torch.tensor(target_scale or 1.0, dtype=prediction.mean.dtype, device=y.device)
-        parts = (y - prediction.mean, prediction.std, prediction.epistemic_variance.sqrt())
-        return RegressionOutcome(*(part * scale for part in parts))
-    raise LeanBayesError(f"There are no scores for a {type(prediction).__name__}.")
+        return _of_regression(prediction, y, target_scale)
+    raise LeanBayesError(f"There are no scores for a {type(prediction).__name__}: predict classes, yes/no or numbers.")
 
 
 def _of_classes(prediction: ClassPrediction, y: Tensor, ignore_index: int) -> ClassOutcome:
     probs = prediction.probs.movedim(prediction.class_dim, -1)
     _check_shape(probs[..., 0], y)
+    whole = not (y.is_floating_point() or y.is_complex())
+    y = y.long() if whole else y  # a byte has no -100 that could be ignored
     counted = y != ignore_index
     p, labels = probs[counted], y[counted]
-    if len(labels) and (labels.is_floating_point() or labels.min() < 0 or labels.max() >= p.shape[-1]):
+    if not whole or (len(labels) and (labels.min() < 0 or labels.max() >= p.shape[-1])):
         raise LeanBayesError(f"Labels must be integers from 0 to {p.shape[-1] - 1}: mend them, or set ignore_index.")
     return ClassOutcome(
         p, labels, prediction.entropy[counted], prediction.mutual_information[counted], dense=y.dim() > 1
     )
+
+
+def _of_regression(prediction: RegressionPrediction, y: Tensor, target_scale: Sequence[float]) -> RegressionOutcome:
+    mean = prediction.mean
+    _check_shape(mean, y)
+    targets = mean.shape[-1] if mean.dim() > 1 else 1
+    if len(target_scale) not in (0, 1, targets):
+        raise LeanBayesError(
+            f"target_scale has {len(target_scale)} numbers for {targets} targets: give one for each, or one for all."
+        )
+    scale = torch.tensor(target_scale or (1.0,), dtype=torch.promote_types(mean.dtype, torch.float32), device=y.device)
+    parts = (y - mean, prediction.std, prediction.epistemic_variance.sqrt())
+    return RegressionOutcome(*(part * scale for part in parts))
 
 
 def _check_shape(predicted: Tensor, y: Tensor) -> None:

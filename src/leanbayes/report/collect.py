@@ -1,5 +1,6 @@
 """From assessed runs to the document of a report."""
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -15,27 +16,26 @@ from leanbayes.report.runs import AssessedRun, by_method
 _SECTIONS: dict[str, tuple[str, str]] = {
     "calibration": ("How calibrated", "Is the model right as often as it says?"),
     "selective": ("When to ask a person", "What is gained when the least sure answers are withheld?"),
-    "shift": ("Under shift", "What happens when inputs get worse than those of the training?"),
+    "shift": ("Under shift", "What happens when inputs, or the mix of classes, are other than in the training?"),
     "ood": ("Out of distribution", "Does the model know what it has never seen?"),
     "segmentation": ("Class by class", "Which things does it find?"),
     "weights": ("Inside the model", "What each method itself has to show, and size against likelihood."),
     "training": ("Training", "How the held-out likelihood fell."),
 }
-_DIRECTION = {"high": 1, "low": -1}
+_TESTED = ("quality", "shift", "out of distribution")  # groups of columns that the summary speaks of
 
 
 def document_of(runs: Sequence[AssessedRun], title: str = "", command: str = "") -> Document:
     """Bring the runs of several methods and seeds on one data set together."""
     _check_same_task(runs)
     groups = by_method(runs)
-    config, assessment = runs[0].record["config"], runs[0].assessment
-    shown = table(runs)
+    config, shown = runs[0].record["config"], table(runs)
     seeds = sorted({run.seed for run in runs})
     return Document(
-        title=title or f"{config['data']}, {config['model']['name']}",
-        subtitle=f"{len(groups)} method{'s' * (len(groups) > 1)}, {len(seeds)} seed{'s' * (len(seeds) > 1)}, "
-        f"{assessment['scores']['examples']:,} test examples",
-        summary=tuple(_summary(shown, groups)),
+        title=title or f"{config['data']}, {_in_all(runs, _network)}",
+        subtitle=f"{_count(len(groups), 'method')}, {_count(len(seeds), 'seed')}, "
+        f"{_count(int(runs[0].scores['examples']), 'test example')}",
+        summary=tuple(_summary(shown)),
         table=shown,
         sections=tuple(_sections(groups, config.get("classes") or ())),
         galleries=tuple(_galleries(groups)),
@@ -47,11 +47,14 @@ def document_of(runs: Sequence[AssessedRun], title: str = "", command: str = "")
 def _check_same_task(runs: Sequence[AssessedRun]) -> None:
     if not runs:
         raise LeanBayesError("A report needs at least one run: give the folder of one.")
-    for name in ("data", "examples"):
-        found = {str(run.record["config"].get(name)) for run in runs}
+    data = sorted({str(run.record["config"]["data"]) for run in runs})
+    for what, found in (
+        (f"trained on {' and '.join(data)}", set(data)),
+        ("trained on different examples", {run.record["config"].get("examples") for run in runs}),
+        ("scored on different examples", {run.scores["examples"] for run in runs}),
+    ):
         if len(found) > 1:
-            what = " and ".join(sorted(found)) if name == "data" else "different training examples"
-            raise LeanBayesError(f"The runs were trained on {what}, which cannot be compared: report them one by one.")
+            raise LeanBayesError(f"The runs were {what}, which cannot be compared: report them one by one.")
     if len({(run.method, run.seed) for run in runs}) < len(runs):
         raise LeanBayesError("Two runs have the same method and seed: give each once.")
 
@@ -79,7 +82,7 @@ def _galleries(groups: Mapping[str, Sequence[AssessedRun]]) -> list[Gallery]:
     found = [
         Gallery(one["title"], one["caption"], method, tuple(_picture(picture) for picture in one["pictures"]))
         for method, runs in groups.items()
-        for one in runs[0].assessment["galleries"]
+        for one in runs[0].assessment.get("galleries", ())
     ]
     titles = list(dict.fromkeys(gallery.title for gallery in found))
     return sorted(found, key=lambda gallery: titles.index(gallery.title))
@@ -89,38 +92,71 @@ def _picture(values: Mapping[str, Any]) -> Picture:
     return Picture(tuple(Png(**one) for one in values["pngs"]), values["caption"], values["alt"])
 
 
-def _summary(shown: Table, groups: Mapping[str, Sequence[AssessedRun]]) -> list[str]:
+def _summary(shown: Table) -> list[str]:
     """Say who wins what, as far as the intervals tell, and what the report cannot tell."""
-    sentences = []
+    won: dict[str, list[str]] = {}
     for column in shown.columns:
         best = shown.winners.get(column.key, ())
-        if column.group in ("quality", "shift", "out of distribution") and len(best) == 1:
-            sentences.append(f"{best[0]} has the best {column.title} of all, by the interval over seeds.")
-    if len(groups) > 1 and len(next(iter(groups.values()))) > 1 and not sentences:
-        sentences.append("No method is shown to be better than all others in any figure of quality.")
-    if "nll" in {column.key for column in shown.columns}:
-        test = anova([row.cells["nll"].values for row in shown.rows]) if len(groups) > 1 else None
-        if test is not None and test.p_value == test.p_value:  # not nan
-            sentences.append(
-                f"Analysis of variance of the NLL over methods: F = {test.statistic:.3g}, p = {test.p_value:.2g}."
-            )
+        compared = all(math.isfinite(row.cells[column.key].mean) for row in shown.rows)
+        if column.group in _TESTED and len(best) == 1 and compared:
+            won.setdefault(best[0], []).append(column.title)
+    sentences = [
+        f"{method} is shown to be better than all others in {', '.join(titles)}." for method, titles in won.items()
+    ]
+    if len(shown.rows) > 1:
+        sentences = sentences or ["No method is shown to be better than all others in any figure of quality."]
+        sentences += _variance_of_nll(shown)
     return [*sentences, *([shown.note] if shown.note else [])]
 
 
+def _variance_of_nll(shown: Table) -> list[str]:
+    values = [row.cells["nll"].values for row in shown.rows if "nll" in row.cells]
+    test = anova(values) if len(values) > 1 else None
+    if test is None or math.isnan(test.p_value):
+        return []
+    return [f"Analysis of variance of the NLL over methods: F = {test.statistic:.3g}, p = {test.p_value:.2g}."]
+
+
 def _facts(runs: Sequence[AssessedRun], seeds: Sequence[int], command: str) -> dict[str, str]:
-    record, assessment = runs[0].record, runs[0].assessment
-    recipe, machine, look = record["config"]["recipe"], record["machine"], assessment["look"]
-    processor = ", ".join(machine["gpus"]) or f"{machine['processor']}, {machine['cores']} cores"
+    """Say how the runs came about; where they differ in something, all of it is told."""
     facts = {
-        "data": str(record["config"]["data"]),
-        "network": str(record["config"]["model"]["name"]),
+        "data": str(runs[0].record["config"]["data"]),
+        "network": _in_all(runs, _network),
         "seeds": ", ".join(map(str, seeds)),
-        "training": f"{recipe['epochs']} epochs, batch {recipe['batch_size']}, temperature {recipe['temperature']}",
-        "test examples": f"{assessment['scores']['examples']:,}; under shift {assessment['shift_examples']:,}",
-        "draws of a prediction": "as the method says" if look["samples"] is None else str(look["samples"]),
-        "versions": ", ".join(f"{name} {version}" for name, version in record["versions"].items()),
-        "machine": f"{machine['system']}, {processor}",
-        "command": command or record["command"],
+        "training": _in_all(runs, _recipe),
+        "test examples": f"{runs[0].scores['examples']:,}; under shift "
+        + _in_all(runs, lambda run: f"{run.assessment['shift_examples']:,}"),
+        "draws of a prediction": _in_all(runs, _draws),
+        "versions": _in_all(runs, lambda run: ", ".join(f"{name} {v}" for name, v in run.record["versions"].items())),
+        "machine": _in_all(runs, _machine),
+        "command": command or _in_all(runs, lambda run: run.record["command"]),
+        "left out": " ".join(dict.fromkeys(note for run in runs for note in run.assessment.get("notes", ()))),
     }
-    notes = dict.fromkeys(note for run in runs for note in run.assessment["notes"])
-    return {**facts, **({"left out": " ".join(notes)} if notes else {})}
+    return {name: text for name, text in facts.items() if text}
+
+
+def _in_all(runs: Sequence[AssessedRun], fact: Callable[[AssessedRun], str]) -> str:
+    return "; ".join(dict.fromkeys(map(fact, runs)))
+
+
+def _network(run: AssessedRun) -> str:
+    return str((run.record["config"].get("model") or {}).get("name", "a network of one's own"))
+
+
+def _recipe(run: AssessedRun) -> str:
+    recipe = run.record["config"]["recipe"]
+    return f"{recipe['epochs']} epochs, batch {recipe['batch_size']}, temperature {recipe['temperature']}"
+
+
+def _draws(run: AssessedRun) -> str:
+    samples = run.assessment["look"]["samples"]
+    return "as the method says" if samples is None else str(samples)
+
+
+def _machine(run: AssessedRun) -> str:
+    machine = run.record["machine"]
+    return f"{machine['system']}, {', '.join(machine['gpus']) or machine['processor']}, {machine['cores']} cores"
+
+
+def _count(number: int, what: str) -> str:
+    return f"{number:,} {what}{'s' * (number != 1)}"

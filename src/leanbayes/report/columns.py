@@ -38,6 +38,14 @@ _QUALITY = (
         "percent",
         "Share of the examples that can be answered with at most 1 % of mistakes.",
     ),
+    Column(
+        "interval_error",
+        "interval error",
+        "quality",
+        "low",
+        "decimal",
+        "Gap between what intervals claim and the share of truths inside, over levels from 5 to 95 %.",
+    ),
     Column("coverage_95", "95 % interval", "quality", None, "percent", "Share of the truths inside: 95 % is right."),
     Column("width_95", "its width", "quality", "low", "number", "Mean width of the 95 % interval: narrow is sharp."),
     Column("entropy_right", "entropy if right", "uncertainty", None, "decimal", "Mean entropy of the right answers."),
@@ -59,14 +67,24 @@ _UNDER_SHIFT: tuple[tuple[str, str, Best, Form], ...] = (
     ("nll", "NLL", "low", "decimal"),
     ("ece", "ECE", "low", "decimal"),
 )
-_SHIFT = tuple(
-    Column(f"{family}:{key}", f"{title} {shown}", "shift", best, form, f"{what}, averaged over all levels.")
-    for family, title, what in (
-        ("corruptions", "corrupted", "On corrupted test inputs, 15 kinds at 5 severities"),
-        ("rotation", "rotated", "On test images turned by 15 to 180 degrees"),
-        ("noise", "noisy", "On test inputs with noise, from 40 to −6 dB"),
-    )
-    for key, shown, best, form in _UNDER_SHIFT
+_SHIFT = (
+    *(
+        Column(f"{family}:{key}", f"{title} {shown}", "shift", best, form, f"{what}, averaged over all levels.")
+        for family, title, what in (
+            ("corruptions", "corrupted", "On corrupted test images, at five severities"),
+            ("rotation", "rotated", "On test images turned by 15 to 180 degrees"),
+            ("noise", "noisy", "On test inputs with noise, from 40 to −6 dB"),
+        )
+        for key, shown, best, form in _UNDER_SHIFT
+    ),
+    Column(
+        "noise:spearman",
+        "doubt follows noise",
+        "shift",
+        "high",
+        "decimal",
+        "Rank correlation of the noise with the mean entropy or std: 1 means that doubt rises at every level.",
+    ),
 )
 _COST = (
     Column("kilo_trained", "trained ×1000", "cost", "low", "number", "Numbers that training adjusts, in thousands."),
@@ -86,27 +104,30 @@ _COST = (
     Column("predict_moved_ratio", "moved × plain", _PLAIN, "low", "times", "Memory traffic over the plain network's."),
     Column("predict_peak_ratio", "peak × plain", _PLAIN, "low", "times", "Peak memory over the plain network's."),
 )
-# Counted, not measured: they are the same in every run, and the least of them needs no interval to be the least.
-_EXACT = frozenset(
+# Counted, not measured: where all runs of a method have the same, the least needs no interval to be the least.
+_COUNTED = frozenset(
     "kilo_trained kilo_stored file_kb file_ratio predict_mflops predict_flops_ratio predict_moved_mb "
     "predict_moved_ratio predict_peak_mb predict_peak_ratio".split()
 )
+_OOD = "ood:"
 
 
 def columns(rows: Sequence[Mapping[str, float]]) -> list[Column]:
     """Return the columns that some of the rows have figures for."""
-    there = {key for row in rows for key in row}
-    ood = [
-        Column(
-            key, f"AUROC {key.removeprefix('ood:')}", "out of distribution", "high", "percent", _AUROC.format(key[4:])
-        )
-        for key in dict.fromkeys(key for row in rows for key in row)
-        if key.startswith("ood:")
-    ]
+    there = dict.fromkeys(key for row in rows for key, value in row.items() if not math.isnan(value))
+    ood = (_auroc(key) for key in there if key.startswith(_OOD))
     return [column for column in (*_QUALITY, *_SHIFT, *ood, *_COST) if column.key in there]
 
 
-_AUROC = "By entropy: how often an example of {} looks less sure than one of the test data."
+def known_keys() -> list[str]:
+    """Return the keys of all columns there can be, beside those of data of another kind, which begin with `ood:`."""
+    return [column.key for column in (*_QUALITY, *_SHIFT, *_COST)]
+
+
+def _auroc(key: str) -> Column:
+    name = key.removeprefix(_OOD)
+    text = f"By entropy: how often an example of {name} looks less sure than one of the test data."
+    return Column(key, f"AUROC {name}", "out of distribution", "high", "percent", text)
 
 
 def table(runs: Sequence[AssessedRun]) -> Table:
@@ -122,45 +143,52 @@ def table(runs: Sequence[AssessedRun]) -> Table:
         Row(method, {key: _cell(summarise(of[method])) for key, of in values.items()}, len(group))
         for method, group in groups.items()
     )
-    best = {column.key: winners_of(column, values[column.key], groups) for column in shown}
+    paired = _are_paired(groups)
+    best = {column.key: _winners(column, values[column.key], paired) for column in shown}
     return Table(
         tuple(shown),
         rows,
         {key: names for key, names in best.items() if names},
         interval="95 % interval of the mean over seeds",
-        note=_note(groups),
+        note=_note(groups, paired),
     )
 
 
-def winners_of(
-    column: Column, values: Mapping[str, Sequence[float]], groups: Mapping[str, Sequence[AssessedRun]]
-) -> tuple[str, ...]:
-    """Name the methods that nothing is shown to be better than: by intervals over seeds, or by counts."""
-    if column.best is None or len(values) < 2:
-        return ()
-    if column.key in _EXACT:
-        least = {method: of[0] for method, of in values.items() if not math.isnan(of[0])}
-        return tuple(method for method, value in least.items() if value == min(least.values()))
+def _are_paired(groups: Mapping[str, Sequence[AssessedRun]]) -> bool:
+    """Whether all methods have the same seeds, and more than one."""
     seeds = {tuple(run.seed for run in group) for group in groups.values()}
-    if len(seeds) > 1 or len(next(iter(seeds))) < 2:
-        return ()  # nothing to pair, or no interval
-    found = tuple(winners(values, column.best))
-    return found if len(found) < len(values) else ()  # where all are alike, none has won
+    return len(seeds) == 1 and len(seeds.pop()) > 1
+
+
+def _winners(column: Column, values: Mapping[str, Sequence[float]], paired: bool) -> tuple[str, ...]:
+    """Name the methods that nothing is shown to be better than: by counts, or by intervals over seeds.
+
+    Methods without a figure do not take part. Where all others are alike, none has won.
+    """
+    known = {method: of for method, of in values.items() if all(map(math.isfinite, of))}
+    if column.best is None or len(known) < 2:
+        return ()
+    if column.key in _COUNTED and all(len(set(of)) == 1 for of in known.values()):
+        best = (max if column.best == "high" else min)(of[0] for of in known.values())
+        found = [method for method, of in known.items() if of[0] == best]
+    else:
+        found = winners(known, column.best) if paired else []
+    return tuple(found) if len(found) < len(known) else ()
 
 
 def _cell(summary: Summary) -> Cell:
-    return Cell(summary.mean, summary.low, summary.high, tuple(summary.values))
+    return Cell(summary.mean, summary.low, summary.high, summary.values)
 
 
-def _note(groups: Mapping[str, Sequence[AssessedRun]]) -> str:
-    seeds = {tuple(run.seed for run in group) for group in groups.values()}
+def _note(groups: Mapping[str, Sequence[AssessedRun]], paired: bool) -> str:
     if len(groups) < 2:
         return ""
-    if len(seeds) > 1:
-        return "The methods have different seeds, so no winner is named but by counts."
-    if len(next(iter(seeds))) < 2:
+    if paired:
+        return (
+            "A star marks the methods that no other is shown to beat, by paired differences to the best mean over "
+            "seeds (95 % in each column, corrected by Holm for the number of methods). Where all are alike, none is "
+            "marked."
+        )
+    if all(len(group) == 1 for group in groups.values()):
         return "One seed tells no interval, so no winner is named but by counts: train more seeds."
-    return (
-        "A star marks the methods that no other is shown to beat, by paired differences to the best mean over seeds "
-        "(95 %, corrected by Holm for the number of methods). Where all are alike, none is marked."
-    )
+    return "The methods have different seeds, so no winner is named but by counts."

@@ -34,9 +34,9 @@ GLOSSARY = {
         "The mean share of mistakes among the answers when the model answers its surest examples first, over all "
         "numbers of answers. Small means that mistakes are where the model says that it is unsure."
     ),
-    "coverage at risk": (
-        "The largest share of the examples that can be answered so that at most the given share of the answers is "
-        "wrong. The rest would go to a person."
+    "coverage at 1 % risk": (
+        "The largest share of the examples that can be answered so that at most 1 % of the answers are wrong. The "
+        "rest would go to a person."
     ),
     "entropy": (
         "How spread out the predicted probabilities are, in nats: 0 is certain, log(classes) is a guess. It is the "
@@ -58,9 +58,13 @@ GLOSSARY = {
         "Where the threshold lets 95 % of the test examples pass, the share of examples from elsewhere that pass too. "
         "Small is good; FPR at 85 % is the same with 85 %."
     ),
-    "corruptions": (
-        "Noise, blur, weather and digital faults, 15 kinds at five severities, after Hendrycks and Dietterich (2019). "
+    "corrupted": (
+        "Noise, blur, weather and digital faults at five severities, after Hendrycks and Dietterich (2019). "
         "A good model loses accuracy slowly, and its confidence falls with it."
+    ),
+    "doubt follows noise": (
+        "Spearman's rank correlation between the noise in the inputs and the mean entropy (of a regression, the mean "
+        "predicted std). 1 means that the model is less sure at every level of more noise."
     ),
     "RMSE": (
         "The root of the mean squared error of the predicted mean, in the unit of the target. It says nothing of the "
@@ -70,9 +74,17 @@ GLOSSARY = {
         "How far the predicted distribution lies from the truth, in the unit of the target; for a point prediction it "
         "is the absolute error. It rewards being near and being honest at once."
     ),
+    "interval error": (
+        "The gap between the probability that an interval claims and the share of the truths inside it, averaged over "
+        "levels from 5 to 95 % (after Kuleshov et al. 2018). It is for numbers what the ECE is for classes."
+    ),
     "95 % interval": (
         "The share of the truths inside the predicted 95 % interval, which should be 95 %. Its width tells how sharp "
         "the prediction is: of two models that both hold, the narrower one is better."
+    ),
+    "epistemic std": (
+        "How far the means of the draws lie apart: the part of the predicted spread that comes from the weights. More "
+        "training data would make it smaller."
     ),
     "mIoU": (
         "Of the pixels that are a class or are taken for it, the share that are both, averaged over the classes. "

@@ -3,7 +3,6 @@
 import base64
 import functools
 import hashlib
-import itertools
 import json
 import math
 import os
@@ -15,7 +14,7 @@ from leanbayes.errors import LeanBayesError
 from leanbayes.figures import Series
 from leanbayes.files import written_whole
 from leanbayes.report.cells import groups, lines
-from leanbayes.report.document import Document, MethodFigure, Png, Section
+from leanbayes.report.document import Document, Gallery, MethodFigure, Png, Section
 
 COLOURS, MARKERS, DASHES = 10, 10, 5  # as many as the style sheet and the template have
 SCRIPTS = "parts numbers scales marks chart words readout figures table page".split()
@@ -34,7 +33,10 @@ def render(document: Document) -> str:
     """Make the page of a document."""
     styles = [style_of(index) for index in range(len(document.methods))]
     sections = [kept for section in document.sections if (kept := _without_empty(section))]
-    galleries = [gallery for gallery in document.galleries if gallery.pictures]
+    galleries: dict[str, list[Gallery]] = {}
+    for gallery in document.galleries:
+        if gallery.pictures:
+            galleries.setdefault(gallery.title, []).append(gallery)
     figures = [one for section in sections for one in section.figures]
     css, early, late = _asset("page.css"), _asset("theme.js"), _script()
     policy = (
@@ -48,7 +50,7 @@ def render(document: Document) -> str:
         groups=groups(document.table.columns),
         sections=sections,
         numbers={one.figure.key: number for number, one in enumerate(figures)},
-        galleries=[(title, list(some)) for title, some in itertools.groupby(galleries, lambda one: one.title)],
+        galleries=galleries,
         data=as_json({"methods": _described(document, styles), "figures": [_packed(document, one) for one in figures]}),
         policy=policy,
         css=css,
@@ -88,19 +90,20 @@ def _described(document: Document, styles: list[dict[str, int]]) -> list[dict[st
 
 
 def _packed(document: Document, one: MethodFigure) -> dict[str, Any]:
-    """Describe a figure to the script that draws it; the titles of its methods are in one list for all figures."""
+    """Describe a figure to the script that draws it; the names of methods are in one list for all."""
     shared = {
         name: value
         for name, value in one.figure.to_json().items()
         if name not in ("series", "caption", "key") and value
     }
     number = {name: place for place, name in enumerate(document.methods)}
-    series = [(number[name], each) for name, own in one.by_method.items() for each in own if each.x]
-    return {**shared, "series": [{"method": method, **_fields(each)} for method, each in sorted(series, key=_method)]}
-
-
-def _method(pair: tuple[int, Series]) -> int:
-    return pair[0]
+    series = [
+        {"method": number[name], **_fields(each)}
+        for name in sorted(one.by_method, key=document.methods.index)
+        for each in one.by_method[name]
+        if each.x
+    ]
+    return {**shared, "series": series}
 
 
 def _fields(series: Series) -> dict[str, Any]:
@@ -141,9 +144,10 @@ def _template() -> Any:
         import markupsafe
     except ModuleNotFoundError:
         raise LeanBayesError("A report needs jinja2: pip install 'leanbayes[report]'.") from None
-    around = jinja2.Environment(autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True)
+    loader = jinja2.PackageLoader("leanbayes.report", "assets")
+    around = jinja2.Environment(loader=loader, autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True)
     may_break = markupsafe.Markup("<wbr>")
     around.filters["breakable"] = lambda name: may_break.join(re.split(r"(?<=[:,(])", name))
     around.filters["shown_size"] = _shown_size
     around.filters["anchor"] = lambda name: "-".join(str(name).lower().split())
-    return around.from_string(_asset("page.html"))
+    return around.get_template("page.html")

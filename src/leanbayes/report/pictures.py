@@ -3,16 +3,18 @@
 import base64
 import colorsys
 import io
-from collections.abc import Mapping, Sequence
+import math
+from collections.abc import Mapping
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from leanbayes.bayesian import BayesianModel
-from leanbayes.data import Data
+from leanbayes.data import Batches, Data
 from leanbayes.errors import LeanBayesError
-from leanbayes.evaluation.scores import ignored
+from leanbayes.evaluation.scores import ignored, predictions
+from leanbayes.report.figures.lines import class_name
 
 _MAPS = 4  # segmentations that are shown
 _LARGEST = 320  # pixels of a side; larger pictures are shown smaller
@@ -27,54 +29,64 @@ def galleries_of(bnn: BayesianModel, data: Data, assessment: Mapping[str, Any]) 
     if len(data.input_shape) != 3 or data.input_shape[0] not in (1, 3) or data.test is None:
         return []
     if data.task == "segmentation":
-        return [_maps(bnn, data)]
+        return [_maps(bnn, data, assessment["look"])]
     galleries = []
     for key, examples in assessment["extremes"].items():
-        pictures = [_example(data, example) for example in examples]
         title, caption = _TITLES[key]
-        if pictures:
+        if examples:
+            pictures = [_example(data, example) for example in examples]
             galleries.append({"title": title, "caption": caption, "pictures": pictures})
     return galleries
 
 
-def _example(data: Data, example: Mapping[str, Any]) -> dict[str, Any]:
+def _read(data: Data, number: int) -> tuple[Tensor, Tensor]:
+    """Read one test example as it is stored: a batch of one."""
     assert data.test is not None
-    truth, answer = (_name(data.classes, example[key]) for key in ("truth", "answer"))
-    image = data.test[example["index"]][0]
-    verdict = f"{answer}, rightly" if truth == answer else f"{answer}, but is {truth}"
+    one = torch.utils.data.Subset(data.test, [number])
+    return next(Batches(one, 1, shuffle=False).epoch())
+
+
+def _example(data: Data, example: Mapping[str, Any]) -> dict[str, Any]:
+    truth, answer = (class_name(data.classes, example[key]) for key in ("truth", "answer"))
+    verdict = f"{answer}, rightly" if example["truth"] == example["answer"] else f"{answer}, but is {truth}"
     return {
-        "pngs": [{"data": png(image), "label": ""}],
+        "pngs": [{"data": png(_read(data, example["index"])[0][0]), "label": ""}],
         "caption": f"{verdict}: {example['confidence']:.1%} sure",
         "alt": f"Test example {example['index']}, {truth}, taken for {answer}.",
     }
 
 
-def _maps(bnn: BayesianModel, data: Data) -> dict[str, Any]:
+def _maps(bnn: BayesianModel, data: Data, look: Mapping[str, Any]) -> dict[str, Any]:
     """Show images, their true and predicted classes, and the entropy, at even distances through the test data."""
-    assert data.test is not None
     total = len(data.test)  # type: ignore[arg-type]
-    palette = _palette(data.outputs)
-    pictures = []
-    for number in sorted({round(place * (total - 1) / max(_MAPS - 1, 1)) for place in range(_MAPS)}):
-        x, y = data.test[number]
-        batch = x[None].to(bnn.device)
-        batch = data.normalise(batch) if data.normalise else batch
-        prediction = bnn.predict(batch, generator=torch.Generator().manual_seed(0))
-        doubt = prediction.entropy[0].cpu() / torch.tensor(float(data.outputs)).log()
-        counted = y != ignored(bnn)
-        answer = prediction.label[0].cpu()
-        wrong = (answer != y)[counted].float().mean().item() if counted.any() else 0.0
-        pngs = [
-            {"data": png(x), "label": "image"},
-            {"data": png(_coloured(torch.where(counted, y, data.outputs), palette)), "label": "truth"},
-            {"data": png(_coloured(answer, palette)), "label": "answer"},
-            {"data": png(doubt[None]), "label": "entropy"},
-        ]
-        caption = f"Test image {number}: {wrong:.1%} of the pixels are wrong; bright is unsure"
-        alt = f"Test image {number}, its true classes, the predicted ones, and where the model is unsure."
-        pictures.append({"pngs": pngs, "caption": caption, "alt": alt})
-    caption = "Image, truth, answer and entropy. The doubt should lie where the answer is wrong."
-    return {"title": "Segmentations", "caption": caption, "pictures": pictures}
+    numbers = sorted({round(place * (total - 1) / (_MAPS - 1)) for place in range(_MAPS)})
+    return {
+        "title": "Segmentations",
+        "caption": "Image, truth, answer and entropy. The doubt should lie where the answer is wrong.",
+        "pictures": [_segmentation(bnn, data, look, number) for number in numbers],
+    }
+
+
+def _segmentation(bnn: BayesianModel, data: Data, look: Mapping[str, Any], number: int) -> dict[str, Any]:
+    x, y = _read(data, number)
+    batch = (data.normalise(x) if data.normalise else x).to(bnn.device)
+    settings = {name: look[name] for name in ("samples", "rule", "seed")}
+    prediction, _ = next(predictions(bnn, [(batch, y)], **settings))
+    truth, answer = y[0], prediction.label[0].cpu()
+    counted = truth != ignored(bnn)
+    wrong = (answer != truth)[counted].float().mean().item() if counted.any() else 0.0
+    doubt = prediction.entropy.cpu() / math.log(data.outputs)
+    colours = _palette(data.outputs)
+    return {
+        "pngs": [
+            {"data": png(x[0]), "label": "image"},
+            {"data": png(_coloured(torch.where(counted, truth, data.outputs), colours), sharp=True), "label": "truth"},
+            {"data": png(_coloured(answer, colours), sharp=True), "label": "answer"},
+            {"data": png(doubt), "label": "entropy"},
+        ],
+        "caption": f"Test image {number}: {wrong:.1%} of the pixels are wrong; bright is unsure",
+        "alt": f"Test image {number}, its true classes, the predicted ones, and where the model is unsure.",
+    }
 
 
 def _palette(classes: int) -> Tensor:
@@ -84,11 +96,14 @@ def _palette(classes: int) -> Tensor:
 
 
 def _coloured(labels: Tensor, palette: Tensor) -> Tensor:
-    return palette[labels.long()].permute(2, 0, 1)
+    return palette[labels].permute(2, 0, 1)
 
 
-def png(image: Tensor) -> str:
-    """Write an image (channels, height, width), uint8 or floats from 0 to 1, as a PNG file in base64."""
+def png(image: Tensor, sharp: bool = False) -> str:
+    """Write an image (channels, height, width), uint8 or floats from 0 to 1, as a PNG file in base64.
+
+    sharp: where it is made smaller, take some of its pixels, and mix none: between two classes lies no third.
+    """
     try:
         from PIL import Image
     except ModuleNotFoundError:
@@ -98,11 +113,7 @@ def png(image: Tensor) -> str:
     values = image.cpu().permute(1, 2, 0).numpy()
     picture = Image.fromarray(values[..., 0] if values.shape[-1] == 1 else values)
     if max(picture.size) > _LARGEST:
-        picture.thumbnail((_LARGEST, _LARGEST))
+        picture.thumbnail((_LARGEST, _LARGEST), Image.Resampling.NEAREST if sharp else Image.Resampling.BICUBIC)
     file = io.BytesIO()
     picture.save(file, "PNG", optimize=True)
     return base64.b64encode(file.getvalue()).decode()
-
-
-def _name(classes: Sequence[str], number: int) -> str:
-    return classes[number] if classes else f"class {number}"

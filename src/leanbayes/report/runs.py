@@ -1,9 +1,12 @@
 """A trained run as reports see it: its record, what `assess` found, and from them one flat set of figures."""
 
+import math
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
+
+from leanbayes.evaluation.seeds import spearman
 
 
 @dataclass(frozen=True)
@@ -24,7 +27,7 @@ class AssessedRun:
         """Return all that a table may show, by the keys of its columns."""
         found = self.assessment
         costs = {**in_columns(self.record["costs"]), **_predicting(found["costs"])}
-        values = {**found["scores"], **_means(found["shifts"]), **costs}
+        values = {**found["scores"], **_means(found["shifts"]), **_doubt_and_noise(found["shifts"]), **costs}
         for name, one in found["ood"].items():
             values[f"ood:{name}"] = one["by"]["entropy"]["auroc"]
         return values
@@ -79,3 +82,15 @@ def _means(shifts: Sequence[Mapping[str, Any]]) -> dict[str, float]:
             if found:
                 values[f"{family}:{key}"] = statistics.fmean(found)
     return values
+
+
+def _doubt_and_noise(shifts: Sequence[Mapping[str, Any]]) -> dict[str, float]:
+    """Correlate the ranks of the noise and of the mean doubt: 1 where doubt rises at every level."""
+    levels = [one for one in shifts if one["family"] == "noise"]
+    for key in ("entropy", "std"):
+        found = [
+            (-one["level"], one["scores"][key]) for one in levels if math.isfinite(one["scores"].get(key, math.nan))
+        ]
+        if found:
+            return {"noise:spearman": spearman(*zip(*found, strict=True)).statistic}
+    return {}

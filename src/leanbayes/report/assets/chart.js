@@ -1,6 +1,6 @@
 // One figure: its panels, their axes, and the marks in them.
 const INSET = 8; // pixels between the frame and the outermost marks
-const GAP = 24; // pixels between panels, and room to the right of the last tick
+const GAP = 28; // pixels between panels, and room to the right of the last tick
 const pen = document.createElement("canvas").getContext("2d");
 
 function textWidth(text) {
@@ -17,15 +17,18 @@ function fitted(text, room) {
   return cut();
 }
 
+// Methods differ in colour, marker and dashes. The series of one method differ in dashes, and where it has a panel of
+// its own, in shade and markers, too.
 function styleOf(figure, series) {
   const method = METHODS[series.method];
   const order = figure.names.indexOf(series.name);
-  const alone = figure.names.length === 1 && !figure.apart;
+  const several = figure.names.length > 1;
   return {
-    colour: `c${method.colour}`,
-    dash: `d${alone ? method.dash : order % 5}`,
+    colour: `c${method.colour} t${figure.apart ? order % 2 : 0}`,
+    dash: `d${several || figure.apart ? order % 5 : method.dash}`,
     fill: `f${Math.min(order, 2)}`,
-    shape: outline(method.marker),
+    shape: outline(several && figure.apart ? order % 10 : method.marker),
+    order,
   };
 }
 
@@ -85,9 +88,9 @@ function valueScale(ranges, figure, from, to, room = 34) {
 }
 
 // A scale along the bottom, with as many ticks as have room side by side.
-function withRoom(scaleFor) {
+function withRoom(width, scaleFor) {
   for (const room of [52, 66, 90, 130, 200]) {
-    const scale = scaleFor(room);
+    const scale = scaleFor(Math.max(room, width / 11));
     const ends = scale.ticks.map((tick) => [scale.at(tick.value), textWidth(tick.text) / 2 + 4]);
     const apart = ends.every(([x, half], k) => !k || Math.abs(x - ends[k - 1][0]) >= half + ends[k - 1][1]);
     if (apart || room === 200) return scale;
@@ -98,12 +101,13 @@ function scalesOf(figure, ranges, layout) {
   const { names, log } = ranges;
   const { width, height, flip } = layout;
   if (flip) {
-    return { x: nameScale(names, height, layout.above), y: withRoom((room) => valueScale(ranges, figure, 0, width, room)) };
+    const y = withRoom(width, (room) => valueScale(ranges, figure, 0, width, room));
+    return { x: nameScale(names, height, layout.above), y };
   }
   const inset = figure.kind === "bars" ? 1 : INSET;
   const percent = figure.percent?.includes("x");
   const along = (room) => numberScale(ranges.x, inset, width - inset, { log: log.x, percent, room });
-  const x = names ? nameScale(names, width) : withRoom(along);
+  const x = names ? nameScale(names, width) : withRoom(width, along);
   if (names) {
     const every = Math.ceil((Math.max(...names.map(textWidth)) + 8) / x.step);
     x.ticks = x.ticks.filter((_, k) => k % every === 0);
@@ -133,7 +137,8 @@ function axesOf(panel, layout, scales, isFirst) {
 function diagonalOf(ranges, scales) {
   const low = Math.max(ranges.x[0], ranges.y[0]);
   const high = Math.min(ranges.x[1], ranges.y[1]);
-  return make("path", { class: "diagonal", d: polyline([low, high].map((value) => [scales.x.at(value), scales.y.at(value)])) });
+  const ends = [low, high].map((value) => [scales.x.at(value), scales.y.at(value)]);
+  return make("path", { class: "diagonal", d: polyline(ends) });
 }
 
 function marksOf(figure, panel, series, slot, slots) {
@@ -164,7 +169,8 @@ function drawChart(figure, series, width) {
   const scales = scalesOf(figure, ranges, layout);
   const rows = Math.ceil(panels.length / layout.columns);
   const row = layout.head + layout.height + layout.foot;
-  const svg = make("svg", { class: "chart", width, height: short(rows * row), viewBox: `0 0 ${width} ${short(rows * row)}` });
+  const height = short(rows * row);
+  const svg = make("svg", { class: "chart", width, height, viewBox: `0 0 ${width} ${height}` });
   const usable = (value, log) => isNumber(value) && (!log || value > 0);
   panels.forEach((panel, place) => {
     const column = place % layout.columns;
@@ -184,7 +190,7 @@ function drawChart(figure, series, width) {
     panel.series.forEach((one, slot) => {
       const { nodes, points } = marksOf(figure, panel, one, slot, layout.slots);
       group.append(make("g", { class: "marks", "data-method": one.method }, ...nodes));
-      panel.points.push(...points);
+      panel.points = panel.points.concat(points);
     });
     svg.append(group);
   });

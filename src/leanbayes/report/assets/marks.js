@@ -16,23 +16,28 @@ function stretches(list) {
   return found.filter((some) => some.length);
 }
 
-const polyline = (spots) => `M${spots.map(([x, y]) => `${short(x)} ${short(y)}`).join("L")}${spots.length === 1 ? "h0" : ""}`;
+
+// A single spot is a line without length, which round ends make a dot.
+function polyline(spots) {
+  const d = `M${spots.map(([x, y]) => `${short(x)} ${short(y)}`).join("L")}`;
+  return spots.length === 1 ? `${d}h0` : d;
+}
 
 function band(panel, series) {
-  const edges = series.x.map((x, k) => {
+  return series.x.map((x, k) => {
     const low = panel.spot(x, series.low?.[k]);
     const high = panel.spot(x, series.high?.[k]);
     return low && high && [low, high];
   });
-  return edges;
 }
 
 function drawLines(panel, series, style) {
   const spots = series.x.map((x, k) => panel.spot(x, series.y[k]));
   const edges = stretches(band(panel, series)).filter((some) => some.length > 1);
-  const area = edges.map((some) => `${polyline([...some.map(([low]) => low), ...some.map(([, high]) => high).reverse()])}z`);
+  const around = (some) => [...some.map(([low]) => low), ...some.map(([, high]) => high).reverse()];
+  const area = edges.map((some) => `${polyline(around(some))}z`);
   const every = spots.length > 16 ? Math.ceil(spots.length / 6) : 1;
-  const marked = spots.filter((spot, k) => spot && k % every === (series.method * 3) % every);
+  const marked = spots.filter((spot, k) => spot && k % every === (3 * series.method + 2 * style.order) % every);
   return [
     area.length && make("path", { class: `band ${style.colour}`, d: area.join("") }),
     make("path", { class: `line ${style.colour} ${style.dash}`, d: stretches(spots).map(polyline).join("") }),
@@ -65,9 +70,10 @@ function drawBars(panel, series, style, slot, slots) {
   const move = ([x, y]) => (panel.flip ? [x, y + aside] : [x + aside, y]);
   const half = Math.max(0.5, thick / 2 - (thick > 5 ? 0.5 : 0.25));
   const tips = series.x.map((x, k) => panel.spot(x, series.y[k])).map((spot) => spot && move(spot));
+  const [base, width] = [short(panel.base), short(2 * half)];
   const bars = tips.filter(Boolean).map(([x, y]) => {
-    if (panel.flip) return `M${short(panel.base)} ${short(y - half)}H${short(x)}v${short(2 * half)}H${short(panel.base)}z`;
-    return `M${short(x - half)} ${short(panel.base)}V${short(y)}h${short(2 * half)}V${short(panel.base)}z`;
+    if (panel.flip) return `M${base} ${short(y - half)}H${short(x)}v${width}H${base}z`;
+    return `M${short(x - half)} ${base}V${short(y)}h${width}V${base}z`;
   });
   // The method's marker at the foot of each bar that is long enough, so that colour is not all that tells them apart.
   const size = Math.min(1, (1.7 * half) / 10);
@@ -75,9 +81,10 @@ function drawBars(panel, series, style, slot, slots) {
   const feet = tips.filter((spot) => spot && Math.abs((panel.flip ? spot[0] : spot[1]) - panel.base) > 3 * half + 6);
   const foot = (tip) => panel.base / size + Math.sign(tip - panel.base) * inside;
   const pips = feet.map(([x, y]) => (panel.flip ? [foot(x), y / size] : [x / size, foot(y)]));
+  const look = `${style.colour} ${style.fill}`;
   const nodes = [
-    make("path", { class: `area ${style.colour} ${style.fill}`, d: bars.join("") }),
-    half > 2 && make("path", { class: `pip ${style.colour} ${style.fill}`, transform: `scale(${size})`, d: markers(pips, style.shape) }),
+    make("path", { class: `area ${look}`, d: bars.join("") }),
+    half > 2 && make("path", { class: `pip ${look}`, transform: `scale(${size})`, d: markers(pips, style.shape) }),
     whiskers(panel, series, (edge) => edge.map(move)),
   ];
   return { nodes, tips };
@@ -91,8 +98,10 @@ function drawSteps(panel, series, style, crowded) {
     return left && right && [left, right];
   });
   const runs = stretches(corners).map((some) => some.flat());
-  const d = runs.map((spots) => `M${short(spots[0][0])} ${short(panel.base)}L${polyline(spots).slice(1)}V${short(panel.base)}`);
-  return [make("path", { class: `area steps ${crowded ? "crowded" : ""} ${style.colour} ${style.dash} ${style.fill}`, d: d.join("") })];
+  const base = short(panel.base);
+  const d = runs.map((spots) => `M${short(spots[0][0])} ${base}L${polyline(spots).slice(1)}V${base}`);
+  const look = `${crowded ? "crowded " : ""}${style.colour} ${style.dash} ${style.fill}`;
+  return [make("path", { class: `area steps ${look}`, d: d.join("") })];
 }
 
 function binEdges(middles, log) {

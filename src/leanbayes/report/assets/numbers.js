@@ -1,6 +1,8 @@
 // Numbers as people read them. Whatever is not finite is null in the data.
 const isNumber = (value) => typeof value === "number";
 
+const UNITS = [[1e9, "G"], [1e6, "M"], [1e3, "k"]];
+
 const raised = (power) => String(power).replace(/[-\d]/g, (sign) => "⁻⁰¹²³⁴⁵⁶⁷⁸⁹"["-0123456789".indexOf(sign)]);
 
 const withMinus = (text) => text.replace("-", "−");
@@ -30,7 +32,7 @@ function tickTexts(values, step, percent) {
   const times = percent ? 100 : 1;
   const largest = times * Math.max(...values.map(Math.abs));
   if (largest > 0 && largest < 1e-3) return values.map((value) => (value ? exponential(value, 2) : "0"));
-  const [unit, sign] = [[1e9, "G"], [1e6, "M"], [1e3, "k"]].find(([size]) => largest >= size && largest >= 1e4) ?? [1, ""];
+  const [unit, sign] = UNITS.find(([size]) => largest >= size && largest >= 1e4) ?? [1, ""];
   const places = Math.max(0, -Math.floor(Math.log10((times * step) / unit) + 1e-9));
   const text = (value) => (value ? withMinus(((times * value) / unit).toFixed(places)) + sign : "0");
   return values.map((value) => text(value) + (percent ? "%" : ""));

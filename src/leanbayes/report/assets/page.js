@@ -45,7 +45,8 @@ function attachTheme() {
   label();
 }
 
-const views = [...document.querySelectorAll("[data-figure]")].map((node) => new FigureView(node, DATA.figures[node.dataset.figure]));
+const cards = [...document.querySelectorAll("[data-figure]")];
+const views = cards.map((node) => new FigureView(node, DATA.figures[node.dataset.figure]));
 for (const view of views) view.show(hidden);
 const resized = new ResizeObserver((entries) => {
   for (const { target } of entries) {

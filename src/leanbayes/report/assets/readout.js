@@ -2,11 +2,17 @@
 const tip = document.getElementById("tip");
 const speak = document.getElementById("status");
 let shownBy = null; // the figure or cell whose tip is open
+let place = null; // says where on the screen the tip belongs
 
-function showTip(owner, x, y, ...content) {
+function showTip(owner, where, ...content) {
   tip.replaceChildren(...content);
   tip.hidden = false;
-  shownBy = owner;
+  [shownBy, place] = [owner, where];
+  placeTip();
+}
+
+function placeTip() {
+  const [x, y] = place();
   const { width, height } = tip.getBoundingClientRect();
   const room = document.documentElement.clientWidth - width - 8;
   tip.style.left = `${Math.max(8, Math.min(x - width / 2, room))}px`;
@@ -24,8 +30,8 @@ function readingOf(figure, point) {
   const [px, py] = ["x", "y"].map((axis) => figure.percent?.includes(axis));
   const between = isNumber(series.low?.[k]) && isNumber(series.high?.[k]);
   const spread = between ? ` (${shown(series.low[k], py)} to ${shown(series.high[k], py)})` : "";
-  const label = series.labels?.[k];
-  return [...(label ? [label] : []), `${figure.x}: ${shown(series.x[k], px)}`, `${figure.y}: ${shown(series.y[k], py)}${spread}`];
+  const lines = [`${figure.x}: ${shown(series.x[k], px)}`, `${figure.y}: ${shown(series.y[k], py)}${spread}`];
+  return series.labels?.[k] ? [series.labels[k], ...lines] : lines;
 }
 
 function showPoint(view, point, aloud) {
@@ -35,8 +41,11 @@ function showPoint(view, point, aloud) {
   chart.svg.append(make("circle", { class: "ring", cx: short(point.x), cy: short(point.y), r: 7 }));
   const lines = readingOf(figure, point);
   const who = html("strong", {}, swatchOf(figure, point.series), whoOf(point.series));
-  const box = chart.svg.getBoundingClientRect();
-  showTip(chart.svg, box.left + point.x, box.top + point.y, who, ...lines.map((line) => html("div", {}, line)));
+  const where = () => {
+    const box = chart.svg.getBoundingClientRect();
+    return [box.left + point.x, box.top + point.y];
+  };
+  showTip(chart.svg, where, who, ...lines.map((line) => html("div", {}, line)));
   if (aloud) speak.textContent = `${whoOf(point.series)}, ${lines.join(", ")}`;
 }
 
@@ -48,7 +57,8 @@ function nearest(view, x, y) {
   let best = null;
   let least = figure.kind === "points" ? 60 : Infinity;
   for (const panel of chart.panels) {
-    if (x < panel.left - 12 || x > panel.left + width + 12 || y < panel.top - 12 || y > panel.top + height + 12) continue;
+    const [right, down] = [x - panel.left, y - panel.top];
+    if (right < -12 || right > width + 12 || down < -12 || down > height + 12) continue;
     for (const point of panel.points) {
       const away = Math.hypot(weights[0] * (point.x - x), weights[1] * (point.y - y));
       if (away < least) [best, least] = [point, away];
@@ -70,18 +80,23 @@ function attachReadout(view) {
   svg.addEventListener("pointerleave", (event) => event.pointerType === "mouse" && hideTip());
   svg.addEventListener("blur", hideTip);
 
-  const rows = panels.flatMap((panel) => panel.series.map((one) => panel.points.filter((point) => point.series === one)));
-  const tracks = rows.filter((row) => row.length).map((row) => row.toSorted((a, b) => (view.chart.layout.flip ? a.y - b.y : a.x - b.x)));
-  let [track, place] = [0, -1];
+  const axis = view.chart.layout.flip ? "y" : "x";
+  const tracks = panels
+    .flatMap((panel) => panel.series.map((one) => panel.points.filter((point) => point.series === one)))
+    .filter((points) => points.length)
+    .map((points) => points.toSorted((a, b) => a[axis] - b[axis]));
+  let [track, at] = [0, -1];
   svg.addEventListener("keydown", (event) => {
+    if (!tracks.length) return;
     const ahead = Math.max(1, Math.round(tracks[track].length / 10));
-    const step = { ArrowRight: 1, ArrowLeft: -1, PageDown: ahead, PageUp: -ahead, Home: -Infinity, End: Infinity }[event.key];
+    const far = { PageDown: ahead, PageUp: -ahead, Home: -Infinity, End: Infinity };
+    const step = { ArrowRight: 1, ArrowLeft: -1, ...far }[event.key];
     const turn = { ArrowDown: 1, ArrowUp: -1 }[event.key];
     if (!step && !turn) return;
     event.preventDefault();
     if (turn) track = (track + turn + tracks.length) % tracks.length;
-    place = Math.max(0, Math.min(place + (step ?? 0), tracks[track].length - 1));
-    showPoint(view, tracks[track][place], true);
+    at = Math.max(0, Math.min(at + (step ?? 0), tracks[track].length - 1));
+    showPoint(view, tracks[track][at], true);
   });
 }
 
@@ -90,15 +105,19 @@ function attachTips(nodes) {
   for (const node of nodes) {
     node.dataset.tip = node.title;
     node.removeAttribute("title");
-    const open = () => {
+    const where = () => {
       const box = node.getBoundingClientRect();
-      showTip(node, box.left + box.width / 2, box.top, ...node.dataset.tip.split("\n").map((line) => html("div", {}, line)));
+      return [box.left + box.width / 2, box.top];
     };
-    for (const event of ["pointerenter", "focus"]) node.addEventListener(event, open);
+    const lines = () => node.dataset.tip.split("\n").map((line) => html("div", {}, line));
+    const open = () => shownBy === node || showTip(node, where, ...lines());
+    for (const event of ["pointerenter", "pointermove", "focus"]) node.addEventListener(event, open);
     for (const event of ["pointerleave", "blur"]) node.addEventListener(event, hideTip);
   }
 }
 
 document.addEventListener("keydown", (event) => event.key === "Escape" && hideTip());
 document.addEventListener("pointerdown", (event) => shownBy?.contains(event.target) || hideTip());
-document.addEventListener("scroll", hideTip, { passive: true, capture: true });
+// What the keyboard has opened moves along; under the mouse is something else now.
+const onScroll = () => (shownBy && shownBy === document.activeElement ? placeTip() : hideTip());
+document.addEventListener("scroll", onScroll, { passive: true, capture: true });

@@ -36,6 +36,7 @@ function linearTicks(low, high, count, percent) {
 }
 
 function logTicks(low, high, count, percent) {
+  if (high < 5 * low) return linearTicks(low, high, count, percent);
   const inside = (steps) => {
     const values = [];
     for (let power = Math.floor(Math.log10(low)); power <= Math.log10(high); power++) {
@@ -54,7 +55,7 @@ function logTicks(low, high, count, percent) {
 
 function logText(value, percent) {
   if (percent) return `${number(100 * value, 2)}%`;
-  const [unit, sign] = [[1e6, "M"], [1e3, "k"]].find(([size]) => value >= size * 0.999 && value < 1e9) ?? [1, ""];
+  const [unit, sign] = UNITS.find(([size]) => value >= size * 0.999) ?? [1, ""];
   return number(value / unit, 2) + sign;
 }
 
@@ -63,7 +64,7 @@ function numberScale([low, high], from, to, { log, percent, room }) {
   const count = Math.max(2, Math.floor(Math.abs(to - from) / room));
   const along = log ? Math.log : (value) => value;
   let ticks = (log ? logTicks : linearTicks)(low, high, count, percent);
-  if (!log && ticks.length < 3) {
+  if (!log && ticks.length < 2) {
     const step = roundStep(high - low, count);
     [low, high] = [Math.floor(low / step + 1e-6) * step, Math.ceil(high / step - 1e-6) * step];
     ticks = linearTicks(low, high, count, percent);
@@ -77,5 +78,6 @@ function numberScale([low, high], from, to, { log, percent, room }) {
 function nameScale(names, length, head = 0) {
   const step = length / names.length;
   const places = new Map(names.map((name, k) => [name, k * step + (step + head) / 2]));
-  return { at: (name) => places.get(String(name)), step: step - head, ticks: names.map((value) => ({ value, text: value })) };
+  const ticks = names.map((value) => ({ value, text: value }));
+  return { at: (name) => places.get(String(name)), step: step - head, ticks };
 }

@@ -10,7 +10,8 @@ function sortRows(table, column, direction) {
   const rows = [...body.rows].toSorted((a, b) => {
     const [first, second] = [key(a), key(b)];
     if (first === null || second === null) return (first === null) - (second === null);
-    return sign * (isText ? first.localeCompare(second, "en", { numeric: true }) : first < second ? -1 : first > second ? 1 : 0);
+    if (isText) return sign * first.localeCompare(second, "en", { numeric: true });
+    return first === second ? 0 : first < second ? -sign : sign;
   });
   body.append(...rows);
 }

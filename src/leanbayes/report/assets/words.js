@@ -17,7 +17,8 @@ function sentenceOf(figure, series) {
   if (figure.kind === "bars") return `${whoOf(series)}: lowest ${at(low)}, highest ${at(high)}.`;
   const ends = extent([known.map(([x]) => x)]);
   const along = ends ? `${figure.x} from ${shown(ends[0], px)} to ${shown(ends[1], px)}, ` : "";
-  return `${whoOf(series)}: ${known.length} points, ${along}${figure.y} from ${shown(low[1], py)} to ${shown(high[1], py)}.`;
+  const up = `${figure.y} from ${shown(low[1], py)} to ${shown(high[1], py)}`;
+  return `${whoOf(series)}: ${known.length} points, ${along}${up}.`;
 }
 
 function describe(figure, series) {
@@ -30,7 +31,8 @@ function dataTable(figure, series) {
   const has = (field) => series.some((one) => one[field]?.length);
   const named = figure.names.length > 1 || figure.names[0] !== "";
   const [px, py] = ["x", "y"].map((axis) => figure.percent?.includes(axis));
-  const heads = ["method", ...(named ? ["series"] : []), figure.x, figure.y, ...(has("low") ? ["low", "high"] : []), ...(has("labels") ? ["label"] : [])];
+  const more = [...(has("low") ? ["low", "high"] : []), ...(has("labels") ? ["label"] : [])];
+  const heads = ["method", ...(named ? ["series"] : []), figure.x, figure.y, ...more];
   const body = html("tbody");
   const left = [];
   for (const one of series) {
@@ -43,10 +45,12 @@ function dataTable(figure, series) {
       const head = html("th", { scope: "row" }, METHODS[one.method].name);
       body.append(html("tr", {}, head, ...cells.map((cell) => html("td", {}, cell))));
     }
-    if (rows < one.x.length) left.push(`${(one.x.length - rows).toLocaleString("en")} of ${one.x.length.toLocaleString("en")} points of ${whoOf(one)}`);
+    const [out, all] = [one.x.length - rows, one.x.length].map((count) => count.toLocaleString("en"));
+    if (rows < one.x.length) left.push(`${out} of ${all} points of ${whoOf(one)}`);
   }
   const head = html("thead", {}, html("tr", {}, ...heads.map((text) => html("th", { scope: "col" }, text))));
-  const table = html("table", { class: "data" }, html("caption", { class: "hidden" }, `The numbers of: ${figure.title}`), head, body);
-  const scroll = html("div", { class: "scroll", tabindex: 0, role: "region", "aria-label": `The numbers of: ${figure.title}` }, table);
+  const title = `The numbers of: ${figure.title}`;
+  const table = html("table", { class: "data" }, html("caption", { class: "hidden" }, title), head, body);
+  const scroll = html("div", { class: "scroll", tabindex: 0, role: "region", "aria-label": title }, table);
   return left.length ? [scroll, html("p", { class: "note" }, `Left out: ${left.join("; ")}.`)] : [scroll];
 }
