@@ -1,0 +1,257 @@
+"""What can be done with the page: sort the table, choose methods, and ask figures for their numbers."""
+
+import math
+import re
+from typing import Any
+
+import pytest
+import report_cases
+
+METHODS = report_cases.METHODS
+# The boxes of the marks of each panel, of its frame, and of all texts of the figure.
+BOXES = """(svg) => {
+  const box = (node) => {
+    const { left, top, right, bottom } = node.getBoundingClientRect();
+    return [left, top, right, bottom];
+  };
+  const panels = [...svg.querySelectorAll(":scope > g")].map((panel) => ({
+    frame: box(panel.querySelector(".frame")),
+    marks: [...panel.querySelectorAll(".marks path")].map((path) => [path.getAttribute("d"), ...box(path)]),
+  }));
+  const texts = [...svg.querySelectorAll("text")].map((text) => [text.textContent, ...box(text)]);
+  return { svg: box(svg), panels, texts };
+}"""
+
+
+def order_of(page: Any) -> list[str]:
+    return page.locator("table.summary tbody th").evaluate_all("(all) => all.map((one) => one.dataset.order)")
+
+
+def sorted_by(before: list[str], number: int, descending: bool) -> list[str]:
+    """Sort names as a column should: what has no value last, and equals as they were."""
+    if number == 0:
+        return sorted(before, reverse=descending)
+    key = report_cases.COLUMNS[number - 1].key
+    values = {row.name: row.cells[key].mean for row in report_cases.table().rows}
+    known = [name for name in before if not math.isnan(values[name])]
+    return sorted(known, key=values.__getitem__, reverse=descending) + [name for name in before if name not in known]
+
+
+@pytest.mark.parametrize("how", ["mouse", "keys"])
+def test_every_column_sorts_both_ways(open_page: Any, how: str):
+    page = open_page(width=1700)
+    for number, button in enumerate(page.locator("table.summary button.sort").all()):
+        low_first = number == 0 or report_cases.COLUMNS[number - 1].best == "low"
+        for descending in (not low_first, low_first, not low_first):
+            before = order_of(page)
+            if how == "mouse":
+                button.click()
+            else:
+                button.press("Enter" if descending else "Space")
+            assert order_of(page) == sorted_by(before, number, descending)
+            told = page.locator("th[aria-sort]").evaluate_all(
+                "(all) => all.map((one) => one.getAttribute('aria-sort'))"
+            )
+            assert told == ["descending" if descending else "ascending"]
+    assert page.locator("#status").inner_text() == "Sorted by predict ms/1000, ascending."
+
+
+def test_what_has_no_value_comes_last_both_ways(open_page: Any):
+    page = open_page()
+    button = page.get_by_role("button", name="AUROC")
+    for _ in range(2):
+        button.click()
+        assert order_of(page)[-1] == report_cases.BROKEN
+
+
+def test_the_tab_key_reaches_every_button(open_page: Any):
+    page = open_page()
+    reached: list[str] = []
+    while reached.count("skipA") < 2 and len(reached) < 100:
+        page.keyboard.press("Tab")
+        reached.append(page.evaluate("document.activeElement.className + document.activeElement.tagName"))
+    assert reached[0] == "skipA"
+    assert reached.count("sortBUTTON") == len(report_cases.COLUMNS) + 1
+    assert reached.count("INPUT") == len(METHODS)
+    assert reached.count("[object SVGAnimatedString]svg") == 9
+
+
+def test_the_picker_hides_a_method_everywhere(open_page: Any):
+    page = open_page()
+    name, number = "mean-field", METHODS.index("mean-field")
+    own = page.locator(f"[data-method='{number}']:visible")
+    before = own.count()
+    assert before > 10
+    assert name in page.locator("#figure-severity .legend").inner_text()
+    page.get_by_role("checkbox", name=name).uncheck()
+    assert own.count() == 0
+    assert page.locator("table.summary tbody tr:visible").count() == len(METHODS) - 1
+    assert name not in page.locator("#figure-severity .legend").inner_text()
+    assert name not in page.locator("#figure-severity svg.chart").get_attribute("aria-label")
+    assert page.locator("#figure-plane .panel-title").count() == 3
+    assert not page.get_by_role("heading", name="Segmentation").is_visible()
+    page.get_by_role("button", name="Show all").click()
+    assert own.count() == before
+    assert page.get_by_role("checkbox", name=name).is_checked()
+
+
+def test_with_no_method_left_figures_say_so(open_page: Any):
+    page = open_page()
+    for box in page.locator("#picker input").all():
+        box.uncheck()
+    assert page.locator("svg.chart").count() == 0
+    assert page.get_by_text("None of the methods chosen above has this figure.").count() == 9
+    page.locator("#picker input").first.check()
+    assert page.locator("svg.chart").count() == 9
+    assert page.heard == []
+
+
+@pytest.mark.parametrize("width", [1280, 360])
+def test_marks_and_labels_have_their_places(open_page: Any, width: int):
+    page = open_page(width=width)
+    found = page.locator("svg.chart").evaluate_all(f"(all) => all.map({BOXES})")
+    assert len(found) == 9
+    for number, figure in enumerate(found):
+        for panel in figure["panels"]:
+            frame = panel["frame"]
+            assert frame[2] - frame[0] > 80
+            assert frame[3] - frame[1] > 80
+            assert panel["marks"]
+            for d, *box in panel["marks"]:
+                assert len(d) > 10
+                assert "NaN" not in d
+                assert is_inside(box, frame, 5), number
+        assert len(figure["texts"]) >= 6
+        for place, (text, *box) in enumerate(figure["texts"]):
+            assert is_inside(box, figure["svg"], 1), text
+            for other, *second in figure["texts"][:place]:
+                assert are_apart(box, second), (text, other)
+
+
+def is_inside(box: list[float], frame: list[float], slack: float) -> bool:
+    first = all(mine >= edge - slack for mine, edge in zip(box[:2], frame[:2], strict=True))
+    return first and all(mine <= edge + slack for mine, edge in zip(box[2:], frame[2:], strict=True))
+
+
+def are_apart(a: list[float], b: list[float]) -> bool:
+    return a[0] >= b[2] or a[2] <= b[0] or a[1] >= b[3] - 1 or a[3] <= b[1] + 1
+
+
+def in_view(node: Any) -> Any:
+    """Scroll to a part of the page, and let the scrolling end: it closes what the mouse has opened."""
+    node.scroll_into_view_if_needed()
+    node.evaluate("() => new Promise((done) => requestAnimationFrame(() => requestAnimationFrame(done)))")
+    return node
+
+
+def point_of(page: Any, figure: str, method: str, number: int) -> tuple[float, float]:
+    """Find where a point of a line is on the screen."""
+    svg = in_view(page.locator(f"#figure-{figure} svg.chart"))
+    marks = svg.locator(f".marks[data-method='{METHODS.index(method)}']")
+    x, y = re.findall(r"M([\d.]+) ([\d.]+)", marks.locator(".dot").get_attribute("d"))[number]
+    return tuple(
+        marks.evaluate(
+            "(g, [x, y]) => { const p = new DOMPoint(x, y).matrixTransform(g.getScreenCTM()); return [p.x, p.y] }",
+            [float(x), float(y)],
+        )
+    )
+
+
+def test_the_mouse_reads_a_point(open_page: Any):
+    page = open_page()
+    page.mouse.move(*point_of(page, "severity", "deterministic", 3))
+    tip = page.locator("#tip")
+    assert tip.inner_text().split("\n") == ["deterministic", "severity: 3", "accuracy: 78.00% (74.00% to 81.00%)"]
+    page.mouse.move(*point_of(page, "severity", "mc-dropout", 5))
+    assert "mc-dropout" in tip.inner_text()
+    page.keyboard.press("Escape")
+    assert not tip.is_visible()
+    page.mouse.move(*point_of(page, "size", "ensemble", 1))
+    assert "seed 1" in tip.inner_text()
+    assert "file in bytes: 246,180,000" in tip.inner_text()
+
+
+def test_a_finger_reads_a_point(open_page: Any):
+    page = open_page(width=360, height=740, has_touch=True, is_mobile=True)
+    page.touchscreen.tap(*point_of(page, "severity", "deterministic", 5))
+    tip = page.locator("#tip")
+    assert "accuracy: 68.00%" in tip.inner_text()
+    box = tip.bounding_box()
+    assert box["x"] >= 0
+    assert box["x"] + box["width"] <= 360
+    page.touchscreen.tap(5, 300)
+    assert not tip.is_visible()
+
+
+def test_the_arrow_keys_read_points_aloud(open_page: Any):
+    page = open_page()
+    page.locator("#figure-severity svg.chart").focus()
+    told = page.locator("#status")
+    page.keyboard.press("ArrowRight")
+    assert told.inner_text() == "deterministic, severity: 0, accuracy: 93.00% (92.00% to 93.00%)"
+    page.keyboard.press("ArrowRight")
+    page.keyboard.press("ArrowDown")
+    assert told.inner_text().startswith("mean-field, severity: 1, ")
+    page.keyboard.press("End")
+    assert told.inner_text().startswith("mean-field, severity: 5, ")
+    assert page.locator("#figure-severity .ring").count() == 1
+    page.keyboard.press("Tab")
+    assert page.locator(".ring").count() == 0
+
+
+def test_bars_and_clouds_can_be_read_too(open_page: Any):
+    page = open_page()
+    for figure, words in {
+        "layers": "layer1.0.conv1.weight",
+        "plane": "μ: ",
+        "entropy": "entropy in nats: 0.05",
+    }.items():
+        page.locator(f"#figure-{figure} svg.chart").focus()
+        page.keyboard.press("ArrowRight")
+        assert words in page.locator("#tip").inner_text()
+
+
+def test_a_cell_tells_each_run(open_page: Any):
+    page = open_page()
+    in_view(page.locator("table.summary td").first).hover()
+    lines = page.locator("#tip").inner_text().split("\n")
+    assert lines[0] == "deterministic, accuracy: 93.48%"
+    assert lines[1].startswith("95% interval of the mean: ")
+    assert lines[2].startswith("3 runs: ")
+
+
+def test_the_numbers_of_a_figure_are_in_a_table(open_page: Any):
+    page = open_page()
+    details = page.locator("#figure-severity details")
+    details.locator("summary").click()
+    details.locator("table").wait_for()
+    assert details.locator("tbody tr").count() == 30
+    assert details.locator("tbody tr").first.inner_text().split("\t") == [
+        "deterministic",
+        "0",
+        "93.00%",
+        "92.00%",
+        "93.00%",
+    ]
+    page.get_by_role("checkbox", name="ensemble").uncheck()
+    assert details.locator("tbody tr").count() == 24
+    cloud = page.locator("#figure-plane details")
+    cloud.locator("summary").click()
+    cloud.locator("table").wait_for()
+    assert cloud.locator("tbody tr").count() <= 4 * 60
+    assert "1,941 of 2,000 points of deterministic" in cloud.inner_text()
+
+
+def test_thousands_of_points_are_fast(open_page: Any):
+    page = open_page()
+    took = page.evaluate(
+        """() => {
+          const box = document.querySelector("#picker input");
+          const start = performance.now();
+          for (let k = 0; k < 10; k++) box.click();
+          document.body.getBoundingClientRect();
+          return (performance.now() - start) / 10;
+        }"""
+    )
+    assert took < 1000  # milliseconds; about 40 on an idle machine
+    assert page.locator("#figure-plane svg.chart path").count() < 150

@@ -1,0 +1,319 @@
+"""The numbers of the report's figures, by hand from what was found in each run."""
+
+import math
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+import pytest
+from assessed_cases import BINS, CLASSES, CORRUPTIONS, DECIBELS, EXAMPLES, NAMES, changed, run, runs
+
+from leanbayes.figures import Figure, Series
+from leanbayes.report import AssessedRun, figures
+
+SEEDS = runs({"mean-field": 0.0})
+ONE = SEEDS[:1]
+
+
+def curve(one: AssessedRun, name: str) -> Any:
+    return np.asarray(one.assessment["curves"][name], float)
+
+
+def by_key(found: list[Figure]) -> dict[str, Figure]:
+    assert len({figure.key for figure in found}) == len(found)
+    return {figure.key: figure for figure in found}
+
+
+def assert_band(series: Series, lines: Any) -> None:
+    """A line is the mean over seeds, and its band reaches from the least to the most."""
+    values = np.asarray(lines, float)
+    assert series.y == pytest.approx(values.mean(0), nan_ok=True)
+    if len(values) == 1:
+        assert series.low == series.high == ()
+    else:
+        assert series.low == pytest.approx(values.min(0))
+        assert series.high == pytest.approx(values.max(0))
+
+
+# -- calibration ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("some", [ONE, SEEDS], ids=["one seed", "three seeds"])
+def test_reliability_adds_the_bins_of_all_seeds(some: list[AssessedRun]) -> None:
+    found = by_key(figures.calibration(some, NAMES))
+    assert list(found) == ["reliability", "confidences", "class-reliability"]
+    confidence, right, count = sum(curve(one, "reliability") for one in some)
+    there = [number for number in range(BINS) if count[number] > 0]
+    assert 0 not in there
+    series = found["reliability"].series[0]
+    assert series.x == pytest.approx([confidence[n] / count[n] for n in there])
+    assert series.y == pytest.approx([right[n] / count[n] for n in there])
+    assert series.labels == tuple(f"{int(count[n])} examples" for n in there)
+    bars = found["confidences"].series[0]
+    assert bars.y == pytest.approx(count / (EXAMPLES * len(some)))
+    assert bars.x[0] == "0%–7%"
+    assert bars.x[-1] == "93%–100%"
+    assert len(bars.x) == BINS
+
+
+def test_the_five_classes_with_the_largest_gaps_are_drawn() -> None:
+    sums = sum(curve(one, "class_reliability") for one in SEEDS)
+    gaps = [sum(abs(sums[k, 0, b] - sums[k, 1, b]) for b in range(BINS)) for k in range(CLASSES)]
+    worst = sorted(sorted(range(CLASSES), key=lambda k: -gaps[k])[:5])
+    figure = by_key(figures.calibration(SEEDS, NAMES))["class-reliability"]
+    assert [series.name for series in figure.series] == [NAMES[k] for k in worst]
+    assert len(worst) == 5 < CLASSES
+    assert "the 5 classes with the largest gaps" in figure.caption
+    for series, k in zip(figure.series, worst, strict=True):
+        there = [b for b in range(BINS) if sums[k, 2, b] >= 5]
+        assert series.x == pytest.approx([sums[k, 0, b] / sums[k, 2, b] for b in there])
+        assert series.y == pytest.approx([sums[k, 1, b] / sums[k, 2, b] for b in there])
+
+
+def test_bins_of_few_examples_and_classes_without_others_are_not_drawn() -> None:
+    bins = np.zeros((2, 3, BINS))
+    bins[0, :, 3] = 0.25 * 5, 2, 5
+    bins[0, :, 4] = 0.3 * 4, 1, 4  # too few
+    bins[1, :, 2] = 0.2 * 4, 1, 4
+    one = changed(run(), "assessment", "curves", "class_reliability", value=bins.tolist())
+    figure = by_key(figures.calibration([one], ()))["class-reliability"]
+    (series,) = figure.series
+    assert series.name == "class 0"
+    assert (*series.x, *series.y) == pytest.approx((0.25, 0.4))
+    assert "all classes" in figure.caption
+
+
+def test_intervals_of_a_regression_are_drawn_over_what_they_claim() -> None:
+    shares = [np.linspace(0.1, 0.9, 19) + 0.01 * seed for seed in range(3)]
+    some = [
+        changed(one, "assessment", "curves", value={"intervals": s.tolist()})
+        for one, s in zip(SEEDS, shares, strict=True)
+    ]
+    (figure,) = figures.calibration(some, ())
+    assert figure.key == "intervals"
+    assert figure.diagonal
+    assert figure.series[0].x == pytest.approx([0.05 * k for k in range(1, 20)])
+    assert_band(figure.series[0], shares)
+
+
+# -- doubt ------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("some", [ONE, SEEDS], ids=["one seed", "three seeds"])
+def test_risk_is_interpolated_to_a_grid_of_coverages(some: list[AssessedRun]) -> None:
+    (figure,) = figures.selective(some)
+    series = figure.series[0]
+    assert series.x == pytest.approx([k / 100 for k in range(1, 101)])
+    lines = []
+    for one in some:
+        coverage, risk = one.assessment["curves"]["risk_coverage"]
+        line = []
+        for share in series.x:
+            assert isinstance(share, float)
+            after = next((k for k, c in enumerate(coverage) if c >= share - 1e-12), len(coverage) - 1)
+            if after == 0:
+                line.append(risk[0])
+                continue
+            part = (share - coverage[after - 1]) / (coverage[after] - coverage[after - 1])
+            line.append(risk[after - 1] + part * (risk[after] - risk[after - 1]))
+        lines.append(line)
+    assert_band(series, lines)
+    assert series.y[-1] == pytest.approx(np.mean([curve(one, "risk_coverage")[1, -1] for one in some]))
+
+
+def test_entropies_are_added_over_seeds_and_shown_as_shares() -> None:
+    (figure,) = figures.entropies(SEEDS)
+    assert [series.name for series in figure.series] == ["right", "wrong", "letters", "noisy"]
+    edges = np.linspace(0, math.log(CLASSES), 31)
+    for series in figure.series:
+        if series.name in ("right", "wrong"):
+            counts = sum(curve(one, f"entropy_{series.name}") for one in SEEDS)
+        else:
+            counts = sum(np.array(one.assessment["ood"][series.name]["entropy"]) for one in SEEDS)
+        assert series.x == pytest.approx([(low + high) / 2 for low, high in pairwise(edges)])
+        assert series.y == pytest.approx(counts / counts.sum())
+        assert sum(series.y) == pytest.approx(1)
+
+
+def test_what_never_happened_has_no_line_of_entropies() -> None:
+    one = changed(run(), "assessment", "curves", "entropy_wrong", value=[0] * 30)
+    (figure,) = figures.entropies([one])
+    assert [series.name for series in figure.series] == ["right", "letters", "noisy"]
+
+
+def test_detection_has_a_bar_for_each_measure_and_kind_of_data() -> None:
+    (figure,) = figures.detection(SEEDS)
+    assert [series.name for series in figure.series] == ["1 − confidence", "entropy", "mutual information"]
+    measures = ("max_probability", "entropy", "mutual_information")
+    for series, measure in zip(figure.series, measures, strict=True):
+        assert series.x == ("letters", "noisy")
+        found = [[one.assessment["ood"][kind]["by"][measure]["auroc"] for kind in series.x] for one in SEEDS]
+        assert_band(series, found)
+
+
+# -- shift ------------------------------------------------------------------------------------------------------------
+
+
+def level_scores(one: AssessedRun, key: str, **where: Any) -> list[float]:
+    found = one.assessment["shifts"]
+    return [shift["scores"][key] for shift in found if all(shift[name] == value for name, value in where.items())]
+
+
+@pytest.mark.parametrize("some", [ONE, SEEDS], ids=["one seed", "three seeds"])
+def test_scores_are_drawn_over_the_levels_of_each_shift(some: list[AssessedRun]) -> None:
+    found = by_key(figures.shifts(some))
+    assert list(found) == [
+        *(f"corruptions-{key}" for key in ("accuracy", "nll", "ece")),
+        *(f"rotation-{key}" for key in ("accuracy", "nll", "entropy")),
+        *(f"noise-{key}" for key in ("accuracy", "nll", "entropy")),
+        *(f"labels-{key}" for key in ("accuracy", "ece")),
+        "by-corruption",
+    ]
+    for name, levels in (
+        ("corruptions", [0, 1, 2, 3, 4, 5]),
+        ("rotation", [0, 15, 90, 180]),
+        ("noise", sorted(DECIBELS)),
+        ("labels", [0.1, 1, 10]),
+    ):
+        for key in ("accuracy", "nll", "ece", "entropy"):
+            figure = found.get(f"{name}-{key}")
+            if figure is None:
+                continue
+            assert figure.series[0].x == tuple(levels)
+            lines = [
+                [np.mean(level_scores(one, key, family=name if level else "none", level=level)) for level in levels]
+                for one in some
+            ]
+            assert_band(figure.series[0], lines)
+            assert figure.log == ("x" if name == "labels" else "")
+    assert found["corruptions-accuracy"].percent == "y"
+    assert found["corruptions-accuracy"].title == "Accuracy over the severity of corruptions"
+    assert found["corruptions-nll"].percent == ""
+
+
+def test_each_corruption_has_a_bar_over_its_severities() -> None:
+    figure = by_key(figures.shifts(SEEDS))["by-corruption"]
+    assert figure.series[0].x == ("fog", "gaussian noise")
+    lines = [[np.mean(level_scores(one, "accuracy", name=name)) for name in CORRUPTIONS] for one in SEEDS]
+    assert_band(figure.series[0], lines)
+
+
+def with_scores(one: AssessedRun, *names: str) -> AssessedRun:
+    shifts = [
+        {**shift, "scores": {name: 0.1 * number for number, name in enumerate(names)}}
+        for shift in one.assessment["shifts"]
+        if shift["family"] not in ("rotation", "labels")
+    ]
+    return changed(one, "assessment", "shifts", value=shifts)
+
+
+def test_segmentations_and_regressions_have_their_own_scores_under_shift() -> None:
+    dense = by_key(figures.shifts([with_scores(run(), "accuracy", "miou", "nll", "ece", "entropy")]))
+    assert {"corruptions-miou", "noise-miou", "noise-entropy", "by-corruption"} <= {*dense}
+    assert dense["by-corruption"].title == "mIoU under each corruption"
+    assert dense["by-corruption"].series[0].y == pytest.approx((0.1, 0.1))
+    real = by_key(figures.shifts([with_scores(run(), "rmse", "nll", "std")]))
+    assert {"corruptions-rmse", "corruptions-nll", "noise-rmse", "noise-std", "by-corruption"} <= {*real}
+    assert real["by-corruption"].percent == ""
+    assert not any("entropy" in key or "accuracy" in key for key in real)
+
+
+# -- inside the model -------------------------------------------------------------------------------------------------
+
+
+def test_classes_that_are_nowhere_have_no_intersection_over_union() -> None:
+    values = [[0.5, math.nan, 0.7, 0.1], [0.6, math.nan, 0.8, math.nan], [0.4, math.nan, 0.9, 0.3]]
+    some = [changed(one, "assessment", "curves", "iou", value=of) for one, of in zip(SEEDS, values, strict=True)]
+    (figure,) = figures.segmentation(some, NAMES)
+    assert figure.series[0].x == ("zero", "two")
+    assert_band(figure.series[0], [[of[0], of[2]] for of in values])
+    nowhere = [changed(one, "assessment", "curves", "iou", value=[math.nan] * 2) for one in SEEDS]
+    assert figures.segmentation(nowhere, NAMES) == []
+
+
+def test_the_training_is_drawn_over_the_epochs_that_all_seeds_have() -> None:
+    (figure,) = figures.training(SEEDS)
+    assert figure.series[0].x == (1, 2, 3, 4)
+    assert_band(figure.series[0], [[1 / epoch + 0.01 * seed for epoch in range(1, 5)] for seed in range(3)])
+    assert figure.log == "y"
+    shorter = changed(SEEDS[1], "record", "history", value=[{"step": 1}, *SEEDS[1].record["history"][1:3]])
+    (figure,) = figures.training([SEEDS[0], shorter])
+    assert figure.series[0].x == (2, 3)
+    assert figures.training([changed(run(), "record", "history", value=[])]) == []
+
+
+def test_a_likelihood_of_numbers_may_be_negative_while_training() -> None:
+    history = [{"epoch": epoch, "validation": {"nll": 1.5 - epoch}} for epoch in (1, 2, 3)]
+    (figure,) = figures.training([changed(run(), "record", "history", value=history)])
+    assert figure.log == ""
+    assert figure.series[0].y == (0.5, -0.5, -1.5)
+
+
+def point(x: float, y: float, name: str = "", **more: Any) -> Figure:
+    return Figure("size", "Size", "points", "MB", "NLL", "Small is good.", (Series(name, (x,), (y,), **more),), log="x")
+
+
+def with_figures(one: AssessedRun, *found: Figure) -> AssessedRun:
+    return changed(one, "assessment", "figures", value=[figure.to_json() for figure in found])
+
+
+def test_points_of_all_seeds_are_drawn_and_clouds_of_the_first() -> None:
+    cloud = Figure("plane", "Plane", "points", "μ", "σ", "", (Series("", (1, 2), (3, 4)),))
+    other = Figure("plane", "Plane", "points", "μ", "σ", "", (Series("", (5, 6), (7, 8)),))
+    some = [with_figures(SEEDS[0], point(1, 0.5), cloud), with_figures(SEEDS[1], point(2, 0.6), other)]
+    found = by_key(figures.of_method(some))
+    assert found["plane"] == cloud
+    assert found["size"].series == (Series("", (1, 2), (0.5, 0.6), labels=("seed 0", "seed 1")),)
+    assert found["size"].log == "x"
+    assert figures.of_method(some[:1]) == [point(1, 0.5), cloud]
+
+
+def test_points_are_joined_by_name_where_there_are_some() -> None:
+    some = [
+        with_figures(SEEDS[0], point(1, 0.5, "small", labels=("5 %",))),
+        with_figures(SEEDS[1], point(2, 0.6, "large")),
+    ]
+    (figure,) = figures.of_method([*some, SEEDS[2]])
+    assert figure.series == (Series("small", (1,), (0.5,), labels=("5 %, seed 0",)),)
+
+
+# -- what not all runs have -------------------------------------------------------------------------------------------
+
+
+def test_figures_are_made_of_what_all_runs_of_a_method_have() -> None:
+    fewer = SEEDS[1]
+    fewer = changed(fewer, "assessment", "ood", "letters", value=None)
+    kept = [s for s in fewer.assessment["shifts"] if s["family"] != "rotation" and s["level"] not in (40, 5)]
+    fewer = changed(fewer, "assessment", "shifts", value=[s for s in kept if s["name"] != "fog"])
+    some = [SEEDS[0], fewer]
+    (entropies,) = figures.entropies(some)
+    assert [series.name for series in entropies.series] == ["right", "wrong", "noisy"]
+    (detection,) = figures.detection(some)
+    assert {series.x for series in detection.series} == {("noisy",)}
+    shifts = by_key(figures.shifts(some))
+    assert not any(key.startswith("rotation") for key in shifts)
+    assert shifts["noise-nll"].series[0].x == (-6, -3, 1, 10, 20)
+    severities = shifts["corruptions-nll"].series[0]
+    assert severities.x == (0, 1, 2, 3, 4)  # at 5 only the first run has this corruption
+    expected = [
+        [level_scores(one, "nll", name="gaussian_noise" if level else "none", level=level)[0] for level in range(5)]
+        for one in some
+    ]
+    assert_band(severities, expected)
+    assert shifts["by-corruption"].series[0].x == ("gaussian noise",)
+
+
+@pytest.mark.parametrize("first", [True, False])
+def test_a_run_without_other_data_or_shifts_takes_these_figures_away(first: bool) -> None:
+    none = changed(changed(SEEDS[1], "assessment", "ood", value={}), "assessment", "shifts", value=[])
+    some = [none, SEEDS[0]] if first else [SEEDS[0], none]
+    assert figures.detection(some) == figures.shifts(some) == []
+    assert [series.name for series in figures.entropies(some)[0].series] == ["right", "wrong"]
+
+
+@pytest.mark.parametrize("first", [True, False])
+def test_curves_that_one_run_lacks_are_not_drawn(first: bool) -> None:
+    none = changed(SEEDS[1], "assessment", "curves", value={})
+    some = [none, SEEDS[0]] if first else [SEEDS[0], none]
+    assert figures.calibration(some, NAMES) == figures.selective(some) == figures.entropies(some) == []
+    assert figures.segmentation(some, NAMES) == []
