@@ -90,7 +90,10 @@ def test_the_page_on_reports_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     np.save(tmp_path / "CIFAR-10-C" / "labels.npy", random.integers(0, 10, 20, dtype=np.uint8))
     monkeypatch.setenv("LEANBAYES_DATA", str(tmp_path))
     network = nn.Sequential(nn.Flatten(), nn.Linear(3072, 10))
-    names = {"bnn": lb.bayesianize(network, lb.MeanField()), "data": SimpleNamespace(normalise=Normalise((0.5,), (0.25,)))}
+    names = {
+        "bnn": lb.bayesianize(network, lb.MeanField()),
+        "data": SimpleNamespace(normalise=Normalise((0.5,), (0.25,))),
+    }
     (block,) = python_blocks(ROOT / "docs" / "report.md")
     exec(block, names)
     assert 0 <= names["scores"]["accuracy"] <= 1  # type: ignore[index]

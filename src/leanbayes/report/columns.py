@@ -187,7 +187,7 @@ def _note(groups: Mapping[str, Sequence[AssessedRun]], paired: bool) -> str:
         return (
             "A star marks the methods that no other is shown to beat, by paired differences to the best mean over "
             "seeds (95 % in each column, corrected by Holm for the number of methods). Where all are alike, none is "
-            "marked."
+            "marked. Counts are compared as they are."
         )
     if all(len(group) == 1 for group in groups.values()):
         return "One seed tells no interval, so no winner is named but by counts: train more seeds."

@@ -1,0 +1,471 @@
+"""`assess` against predictions made by hand on the same inputs, shifted or not, of every kind of task and method."""
+
+import json
+import math
+import random
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from evaluation_cases import (
+    CLASSES,
+    VOID,
+    Recorded,
+    image_data,
+    images,
+    network,
+    segmentation_data,
+    segmentation_network,
+    table_data,
+    table_network,
+)
+from sklearn import metrics
+from torch import Tensor, nn
+from torch.utils.data import Dataset, TensorDataset
+from training_cases import expect
+
+import leanbayes as lb
+from leanbayes.data import Data, from_datasets
+from leanbayes.evaluation import Look, assess, assessment, evaluate
+from leanbayes.evaluation.curves import histogram
+from leanbayes.evaluation.levels import ANGLES, DECIBELS
+from leanbayes.evaluation.shift import CORRUPTIONS, GEOMETRIC, SEVERITIES, add_noise, corrupt, label_shift, rotate
+from leanbayes.noise import mix
+
+METHODS = [lb.Deterministic(), lb.MeanField(init_std=0.1), lb.Ensemble(2), lb.MCDropout(0.3)]
+BLACK = torch.zeros(9, 1, 8, 8, dtype=torch.uint8)
+
+
+def named(method: lb.Method) -> str:
+    return type(method).__name__
+
+
+def predicted(bnn: lb.BayesianModel, x: Tensor, seed: int = 0, samples: int | None = None) -> Any:
+    return bnn.predict(x, samples, generator=torch.Generator().manual_seed(seed))
+
+
+def scores_of(prediction: Any, y: Tensor) -> dict[str, float]:
+    """Some scores of classes, by numpy."""
+    p = prediction.probs.double().numpy()
+    return {
+        "accuracy": (p.argmax(1) == y.numpy()).mean(),
+        "nll": -np.log(p[np.arange(len(y)), y.numpy()]).mean(),
+        "entropy": -(p * np.log(np.maximum(p, 1e-38))).sum(1).mean(),
+    }
+
+
+def assert_scores(found: dict[str, float], expected: dict[str, float]) -> None:
+    assert {name: found[name] for name in expected} == pytest.approx(expected, rel=1e-4, abs=1e-6)
+
+
+def without_times(found: dict[str, Any]) -> str:
+    """What an assessment says, less what the clock says."""
+    costs = {
+        part: {name: value for name, value in found["costs"][part].items() if name != "predict_ms_per_1000"}
+        for part in ("ours", "plain", "ratios")
+    }
+    return json.dumps({**found, "costs": costs})
+
+
+def levels_of(found: dict[str, Any]) -> list[tuple[str, str, float]]:
+    return [(shift["family"], shift["name"], shift["level"]) for shift in found["shifts"]]
+
+
+def shifted(x: Tensor, shift: dict[str, Any], generator: torch.Generator) -> Tensor:
+    if shift["family"] == "corruptions":
+        return corrupt(x, shift["name"], shift["level"], generator)
+    if shift["family"] == "rotation":
+        return rotate(x, shift["level"])
+    return add_noise(x, shift["level"], generator) if shift["family"] == "noise" else x
+
+
+NONE = [("none", "none", 0)]
+ROTATION = [("rotation", "rotation", angle) for angle in ANGLES]
+NOISE = [("noise", "noise", decibels) for decibels in DECIBELS]
+LABELS = [("labels", "labels", concentration) for concentration in (10.0, 1.0, 0.1)]
+
+
+def corruptions(*left_out: str) -> list[tuple[str, str, float]]:
+    return [("corruptions", name, s) for name in CORRUPTIONS if name not in left_out for s in SEVERITIES]
+
+
+# -- by hand ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def whole() -> tuple[lb.BayesianModel, Data, dict[str, Any], list[tuple[str, int, int]]]:
+    """A model seen from all sides, in two batches."""
+    told: list[tuple[str, int, int]] = []
+    bnn, data = lb.bayesianize(network(), lb.MeanField(init_std=0.1)), image_data()
+    sets = {"black": TensorDataset(BLACK, torch.zeros(9)), "same": data.test}
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(assessment, "BATCH", 16)
+        found = assess(bnn, data, Look(samples=3, seed=7), ood=sets, tell=lambda *args: told.append(args))  # type: ignore[arg-type]
+    return bnn, data, found, told
+
+
+def test_the_scores_are_those_of_evaluate(whole: Any) -> None:
+    bnn, data, found, _ = whole
+    x, y = data.test[:]
+    expected = evaluate(bnn, [(data.normalise(x), y)], samples=3, seed=7)
+    assert found["scores"] == pytest.approx({**expected, "examples": 24}, rel=1e-4, nan_ok=True)
+    assert_scores(found["scores"], scores_of(predicted(bnn, data.normalise(x), 7, 3), y))
+
+
+def test_every_level_is_predicted_on_inputs_that_are_shifted_before_they_are_normalised(whole: Any) -> None:
+    bnn, data, found, _ = whole
+    x, y = data.test[:]
+    assert levels_of(found) == [*NONE, *corruptions(), *ROTATION, *NOISE, *LABELS]
+    for shift in found["shifts"]:
+        if shift["family"] == "labels":
+            continue
+        parts = enumerate((x / 255).split(16))
+        changed = [shifted(part, shift, torch.Generator().manual_seed(mix(7, number))) for number, part in parts]
+        expected = scores_of(predicted(bnn, (torch.cat(changed) - 0.3) / 0.25, 7, 3), y)
+        assert_scores(shift["scores"], expected)
+    assert found["shift_examples"] == 24
+
+
+def test_unchanged_inputs_have_the_scores_of_the_test_data(whole: Any) -> None:
+    _, _, found, _ = whole
+    none = found["shifts"][0]["scores"]
+    assert none == pytest.approx({name: found["scores"][name] for name in none}, rel=1e-4, nan_ok=True)
+    assert "aurc" not in none
+
+
+def test_other_labels_change_the_proportions_of_the_classes_only(whole: Any) -> None:
+    bnn, data, found, _ = whole
+    x, y = data.test[:]
+    prediction = predicted(bnn, data.normalise(x), 7, 3)
+    shifts = [shift for shift in found["shifts"] if shift["family"] == "labels"]
+    for shift in shifts:
+        rows = label_shift(y, torch.Generator().manual_seed(mix(7)), shift["level"])
+        chosen = lb.ClassPrediction(3, None, prediction.probs[rows], prediction.expected_entropy[rows], 1)
+        assert_scores(shift["scores"], scores_of(chosen, y[rows]))
+        assert len(rows) == 24
+        assert y[rows].bincount(minlength=CLASSES).tolist() != y.bincount().tolist()
+
+
+def test_data_of_another_kind_are_told_as_scikit_learn_tells_them(whole: Any) -> None:
+    bnn, data, found, _ = whole
+    x, _ = data.test[:]
+    inside, outside = predicted(bnn, data.normalise(x), 7, 3), predicted(bnn, data.normalise(BLACK), 7, 3)
+    assert list(found["ood"]) == ["black", "same"]
+    assert found["ood"]["black"]["examples"] == 9
+    truth = [0] * 24 + [1] * 9
+    for measure, sign in (("max_probability", -1), ("entropy", 1), ("mutual_information", 1)):
+        name = "confidence" if measure == "max_probability" else measure
+        scores = sign * torch.cat([getattr(inside, name), getattr(outside, name)]).double().numpy()
+        by = found["ood"]["black"]["by"][measure]
+        assert by["auroc"] == pytest.approx(metrics.roc_auc_score(truth, scores))
+        assert by["aupr_out"] == pytest.approx(metrics.average_precision_score(truth, scores))
+        assert by["aupr_in"] == pytest.approx(metrics.average_precision_score(np.logical_not(truth), -scores))
+        false, true, _ = metrics.roc_curve(np.logical_not(truth), -scores, drop_intermediate=False)
+        assert by["fpr95"] == pytest.approx(false[true >= 0.95][0])
+        assert by["fpr85"] == pytest.approx(false[true >= 0.85][0])
+    edges = torch.tensor(found["curves"]["entropy_edges"], dtype=torch.float64)
+    assert found["ood"]["black"]["entropy"] == histogram(outside.entropy, edges)
+
+
+def test_what_is_told_counts_up_to_the_total(whole: Any) -> None:
+    *_, found, told = whole
+    total = 2 + sum(shift["family"] != "labels" for shift in found["shifts"]) + 2
+    assert [done for _, done, _ in told] == [*range(total + 1)]
+    assert {of for *_, of in told} == {total}
+    names = [what for what, *_ in told]
+    assert [names[0], names[1], *names[-4:]] == ["test data", "none 0", "black", "same", "cost", "done"]
+    assert "gaussian noise 3" in names
+
+
+def test_costs_are_ours_those_of_the_plain_network_and_ratios(whole: Any) -> None:
+    bnn, _, found, _ = whole
+    costs = found["costs"]
+    assert costs["examples"] == 16
+    assert costs["ours"]["samples"] == 3
+    assert costs["ours"]["trainable"] == sum(p.numel() for p in bnn.parameters())
+    assert costs["plain"]["trainable"] == sum(p.numel() for p in network().parameters())
+    assert costs["ratios"] == {name: ours / costs["plain"][name] for name, ours in costs["ours"].items()}
+
+
+def test_an_assessment_is_plain_values(whole: Any) -> None:
+    *_, found, _ = whole
+    again = json.loads(json.dumps(found))
+    assert again == {**found, "look": {**found["look"], "shifts": [*found["look"]["shifts"]]}}
+    assert found["look"]["samples"] == 3
+    assert json.loads(json.dumps(found, allow_nan=False))  # here nothing is missing
+
+
+def test_the_extremes_are_the_surest_mistakes_and_the_least_sure_examples(whole: Any) -> None:
+    bnn, data, found, _ = whole
+    x, y = data.test[:]
+    prediction = predicted(bnn, data.normalise(x), 7, 3)
+    wrong = [i for i in range(24) if prediction.label[i] != y[i]]
+    surest = sorted(wrong, key=lambda i: -prediction.confidence[i].item())[:12]
+    assert [one["index"] for one in found["extremes"]["mistakes"]] == surest
+    unsure = sorted(range(24), key=lambda i: -prediction.entropy[i].item())[:12]
+    assert [one["index"] for one in found["extremes"]["unsure"]] == unsure
+    for one in (*found["extremes"]["mistakes"], *found["extremes"]["unsure"]):
+        number = one["index"]
+        assert one["truth"] == y[number]
+        assert one["answer"] == prediction.label[number]
+        assert one["confidence"] == pytest.approx(prediction.confidence[number].item())
+        assert one["entropy"] == pytest.approx(prediction.entropy[number].item())
+
+
+# -- the same again, and nothing else touched -------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("method", METHODS, ids=named)
+def test_a_look_repeats_and_leaves_no_trace(method: lb.Method) -> None:
+    bnn, data = lb.bayesianize(network(), method).train(), image_data(count=12)
+    bnn.network.eval()
+    flags = [module.training for module in bnn.modules()]
+    before = {name: tensor.clone() for name, tensor in bnn.state_dict().items()}
+    states = torch.get_rng_state(), str(np.random.get_state()), random.getstate()
+    look = Look(samples=2, shifts=("rotation", "noise", "labels"))
+    found = assess(bnn, data, look, ood={"same": data.test})  # type: ignore[dict-item]
+    assert torch.equal(states[0], torch.get_rng_state())
+    assert states[1:] == (str(np.random.get_state()), random.getstate())
+    assert all(torch.equal(tensor, before[name]) for name, tensor in bnn.state_dict().items())
+    assert [module.training for module in bnn.modules()] == flags
+    random.random()
+    torch.rand(3)
+    again = assess(bnn, data, look, ood={"same": data.test})  # type: ignore[dict-item]
+    assert without_times(again) == without_times(found)
+    other = assess(bnn, data, Look(samples=2, shifts=("noise",), seed=1))
+    assert other["shifts"][-1] != found["shifts"][-4]
+
+
+@pytest.mark.parametrize(
+    ("method", "rule"),
+    [*((method, None) for method in METHODS), (lb.MeanField(init_std=0.3), "flipout")],
+    ids=lambda value: named(value) if isinstance(value, lb.Method) else str(value),
+)
+def test_every_method_predicts_other_data_as_it_predicts_the_test_data(
+    method: lb.Method, rule: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(assessment, "BATCH", 8)  # so that there are several batches
+    bnn, data = lb.bayesianize(network(), method), image_data()
+    found = assess(bnn, data, Look(rule=rule, shifts=()), ood={"same": data.test})  # type: ignore[dict-item]
+    for by in found["ood"]["same"]["by"].values():
+        assert by["auroc"] == 0.5
+    curves = found["curves"]
+    assert found["ood"]["same"]["entropy"] == [
+        *map(sum, zip(curves["entropy_right"], curves["entropy_wrong"], strict=True))
+    ]
+    x, y = data.test[:]  # type: ignore[index]
+    parts = zip(data.normalise(x).split(8), y.split(8), strict=True)  # type: ignore[misc]
+    assert found["scores"]["nll"] == pytest.approx(evaluate(bnn, parts, rule=rule)["nll"], rel=1e-5)
+    if named(method) == "MCDropout" or rule == "flipout":  # each batch has noise of its own
+        one_seed = torch.cat([bnn.predict(part, rule=rule, generator=torch.Generator().manual_seed(0)).entropy
+                              for part in data.normalise(x).split(8)])  # type: ignore[misc] # fmt: skip
+        assert found["scores"]["entropy"] != pytest.approx(one_seed.mean().item(), rel=1e-6)
+
+
+# -- which shifts apply -----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("normalise", [True, False])
+@pytest.mark.parametrize("channels", [1, 3])
+def test_bytes_and_floats_from_0_to_1_have_the_same_shifts(channels: int, normalise: bool) -> None:
+    bnn = lb.bayesianize(network(channels), lb.Deterministic())
+    look = Look(shifts=("rotation", "noise"), samples=1)
+    found = [assess(bnn, image_data(channels, bytes_, normalise, 8), look) for bytes_ in (True, False)]
+    for result in found:
+        assert levels_of(result) == [*NONE, *ROTATION, *NOISE]
+    for one, other in zip(found[0]["shifts"], found[1]["shifts"], strict=True):
+        assert one["scores"]["nll"] == pytest.approx(other["scores"]["nll"], rel=2e-2, abs=2e-2)  # a byte is rounded
+    x, y = images(8, channels, bytes_=False)
+    turned = rotate(x, 30)
+    expected = scores_of(predicted(bnn, (turned - 0.3) / 0.25 if normalise else turned), y)
+    assert_scores(found[1]["shifts"][2]["scores"], expected)
+
+
+@pytest.mark.parametrize("bytes_", [True, False])
+def test_colour_images_are_corrupted_by_all_corruptions(bytes_: bool) -> None:
+    bnn = lb.bayesianize(network(3), lb.Deterministic())
+    found = assess(bnn, image_data(3, bytes_, count=4), Look(shifts=("corruptions",)))
+    assert levels_of(found) == [*NONE, *corruptions()]
+
+
+@pytest.mark.parametrize(
+    "x",
+    [
+        images(8, channels=2)[0],
+        3 * images(8, bytes_=False)[0],
+        images(8, bytes_=False)[0] - 0.1,
+        images(8, side=7, bytes_=False)[0],
+    ],
+    ids=["two channels", "above 1", "below 0", "too small"],
+)
+def test_images_that_cannot_be_corrupted_are_rotated_and_noisy_only(x: Tensor) -> None:
+    dataset = TensorDataset(x, torch.arange(8) % CLASSES)
+    data = from_datasets(dataset, dataset, dataset, outputs=CLASSES)
+    plain = nn.Sequential(nn.Flatten(), nn.Linear(x[0].numel(), CLASSES))
+    found = assess(lb.bayesianize(plain, lb.Deterministic()), data)
+    assert levels_of(found) == [*NONE, *ROTATION, *NOISE, *LABELS]
+
+
+def test_a_table_has_noise_only_and_figures_in_the_unit_of_the_targets() -> None:
+    data = table_data()
+    bnn = lb.bayesianize(table_network(), lb.MeanField(init_std=0.1), likelihood=lb.Gaussian(0.5))
+    found = assess(bnn, data, Look(samples=4))
+    assert levels_of(found) == [*NONE, *NOISE]
+    x, y = data.test[:]  # type: ignore[index]
+    unit = torch.tensor([2.0, 3.0])
+    for shift in (found["shifts"][0], found["shifts"][4]):
+        generator = torch.Generator().manual_seed(mix(0, 0))
+        changed = x if shift["name"] == "none" else add_noise(x, shift["level"], generator)
+        error = (y - predicted(bnn, changed, samples=4).mean) * unit
+        assert shift["scores"]["rmse"] == pytest.approx(error.square().mean().sqrt().item(), rel=1e-5)
+    assert found["scores"]["rmse"] == pytest.approx(found["shifts"][0]["scores"]["rmse"])
+    assert found["extremes"] == found["ood"] == {}
+    prediction = predicted(bnn, x, samples=4)
+    z = ((y - prediction.mean) / prediction.std).abs().double()
+    half = torch.special.ndtri(torch.tensor(0.75, dtype=torch.float64))
+    assert found["curves"]["intervals"][9] == pytest.approx((z <= half).double().mean().item())
+    assert json.loads(json.dumps(found, allow_nan=False))
+
+
+def test_a_classifier_of_tables_has_noise_and_other_labels() -> None:
+    dataset = TensorDataset(torch.randn(20, 6), torch.arange(20) % 2)
+    data = from_datasets(dataset, dataset, dataset)
+    found = assess(lb.bayesianize(nn.Linear(6, 2), lb.MeanField()), data, Look(samples=2))
+    assert levels_of(found) == [*NONE, *NOISE, *LABELS]
+
+
+def test_a_segmentation_is_shifted_where_its_pixels_stay_in_place() -> None:
+    data = segmentation_data()
+    bnn = lb.bayesianize(
+        segmentation_network(), lb.MeanField(init_std=0.1), likelihood=lb.Categorical(ignore_index=VOID)
+    )
+    found = assess(bnn, data, Look(samples=2))
+    assert levels_of(found) == [*NONE, *corruptions(*GEOMETRIC), *NOISE]
+    assert found["extremes"] == found["ood"] == {}
+    assert found["scores"]["examples"] == 6
+    assert found["curves"].keys() == {"reliability", "class_reliability", "iou"}
+    x, y = data.test[:]  # type: ignore[index]
+    answer = predicted(bnn, x / 255, samples=2).label[y != VOID].numpy()
+    expected = metrics.jaccard_score(y[y != VOID].numpy(), answer, average=None)
+    assert [one for one in found["curves"]["iou"] if not math.isnan(one)] == pytest.approx(expected)
+    noisy = found["shifts"][-1]
+    changed = add_noise(x / 255, noisy["level"], torch.Generator().manual_seed(mix(0, 0)))
+    wrong = predicted(bnn, changed, samples=2).label[y != VOID] != y[y != VOID]
+    assert noisy["scores"]["accuracy"] == pytest.approx(1 - wrong.float().mean().item(), rel=1e-5)
+    assert np.sum(found["curves"]["reliability"][2]) == (y != VOID).sum()
+
+
+class Words(Dataset[Any]):
+    """Token numbers in a dict, as a network of transformers takes them, or in a tensor."""
+
+    def __init__(self, mapping: bool) -> None:
+        self.mapping, self.targets = mapping, torch.arange(12) % 2
+
+    def __len__(self) -> int:
+        return 12
+
+    def __getitem__(self, index: int) -> Any:
+        ids = torch.arange(index, index + 5)
+        return ({"ids": ids} if self.mapping else ids), self.targets[index]
+
+
+class Bag(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed = nn.Embedding(20, 2)
+
+    def forward(self, ids: Tensor) -> Tensor:
+        return self.embed(ids).mean(1)
+
+
+@pytest.mark.parametrize("mapping", [True, False])
+def test_inputs_that_are_no_numbers_have_no_noise(mapping: bool) -> None:
+    words = Words(mapping)
+    data = from_datasets(words, words, words, outputs=2)
+    found = assess(lb.bayesianize(Bag(), lb.MeanField()), data, Look(samples=2))
+    assert levels_of(found) == LABELS
+    assert found["scores"]["examples"] == 12
+
+
+# -- how many examples ------------------------------------------------------------------------------------------------
+
+
+def test_each_level_is_tried_on_the_same_few_examples_which_are_read_once() -> None:
+    dataset = Recorded(*images(20))
+    data = from_datasets(dataset, dataset, dataset, outputs=CLASSES, input_shape=(1, 8, 8))
+    bnn = lb.bayesianize(network(), lb.Deterministic())
+    dataset.read.clear()
+    found = assess(bnn, data, Look(shifts=("noise",), shift_examples=6, seed=3))
+    chosen, rest = dataset.read[:6], dataset.read[6:]
+    assert chosen == sorted(set(chosen))
+    assert chosen != [*range(6)]
+    assert rest == [*range(20)] * 2  # the test data, and those of the cost
+    assert found["shift_examples"] == 6
+    assert found["scores"]["examples"] == 20
+    x, y = dataset.x[chosen] / 255, dataset.y[chosen]
+    assert_scores(found["shifts"][0]["scores"], scores_of(predicted(bnn, x, 3), y))
+    changed = add_noise(x, -6, torch.Generator().manual_seed(mix(3, 0)))
+    assert_scores(found["shifts"][-1]["scores"], scores_of(predicted(bnn, changed, 3), y))
+
+
+def test_examples_that_are_too_large_to_keep_are_read_for_each_level(monkeypatch: pytest.MonkeyPatch) -> None:
+    dataset = Recorded(*images(20))
+    data = from_datasets(dataset, dataset, dataset, outputs=CLASSES, input_shape=(1, 8, 8))
+    bnn, look = lb.bayesianize(network(), lb.Deterministic()), Look(shifts=("noise",), shift_examples=6)
+    kept = assess(bnn, data, look)
+    monkeypatch.setattr(assessment, "_KEPT_BYTES", 100)
+    dataset.read.clear()
+    assert without_times(assess(bnn, data, look)) == without_times(kept)
+    assert len(dataset.read) == 6 * (2 + 8) + 2 * 20  # twice to look at them, and once for each level
+
+
+def test_of_other_data_some_examples_are_enough() -> None:
+    data, other = image_data(), Recorded(*images(30))
+    bnn = lb.bayesianize(network(), lb.Deterministic())
+    found = assess(bnn, data, Look(shifts=(), ood_examples=11), ood={"other": other})
+    assert found["ood"]["other"]["examples"] == 11 == len(set(other.read))
+
+
+def test_examples_without_a_label_keep_the_numbers_of_the_others() -> None:
+    x, y = images(16)
+    y[:5] = -100
+    dataset = TensorDataset(x, y)
+    data = from_datasets(dataset, dataset, dataset, outputs=CLASSES)
+    bnn = lb.bayesianize(network(), lb.Deterministic())
+    found = assess(bnn, data, Look(shifts=("labels",)))
+    unsure = found["extremes"]["unsure"]
+    entropy = predicted(bnn, x / 255).entropy
+    assert len(unsure) == 11
+    assert all(one["index"] >= 5 for one in unsure)
+    for one in unsure:
+        assert one["truth"] == y[one["index"]]
+        assert one["entropy"] == pytest.approx(entropy[one["index"]].item(), rel=1e-5)
+
+
+# -- what is refused --------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        ({"shifts": ("noise", "fog")}, ["'fog'", "corruptions, rotation, noise, labels"]),
+        ({"shift_examples": 0}, ["shift_examples=0", "1 or more"]),
+        ({"ood_examples": -1}, ["ood_examples=-1", "1 or more"]),
+        ({"samples": 0}, ["samples=0", "1 or more"]),
+        ({"rule": "guess"}, ["guess"]),
+    ],
+)
+def test_a_look_that_cannot_be_is_refused(settings: dict[str, Any], words: list[str]) -> None:
+    expect(lambda: Look(**settings), *words)
+
+
+def test_other_data_are_for_classifiers() -> None:
+    data = table_data()
+    bnn = lb.bayesianize(table_network(), lb.Deterministic(), likelihood=lb.Gaussian())
+    expect(lambda: assess(bnn, data, ood={"table": data.test}), "regression", "leave ood out")  # type: ignore[dict-item]
+
+
+def test_without_test_data_there_is_nothing_to_look_at() -> None:
+    data = from_datasets(TensorDataset(*images(8)), outputs=CLASSES, name="patches")
+    expect(lambda: assess(lb.bayesianize(network(), lb.Deterministic()), data), "patches", "no test data")

@@ -1,0 +1,263 @@
+"""The columns of tables: what is in them, intervals and winners against scipy, and words that explain them."""
+
+import math
+import re
+
+import numpy as np
+import pytest
+from assessed_cases import DECIBELS, changed, run, runs
+from scipy import stats
+
+from leanbayes.report import AssessedRun, Table, document_of
+from leanbayes.report.columns import columns, known_keys, table
+from leanbayes.report.glossary import GLOSSARY
+
+
+def with_score(one: AssessedRun, name: str, value: float) -> AssessedRun:
+    return changed(one, "assessment", "scores", name, value=value)
+
+
+def with_scores(name: str, **values: list[float]) -> list[AssessedRun]:
+    """Runs of several methods, one for each value of a score."""
+    return [with_score(run(method, seed), name, v) for method, of in values.items() for seed, v in enumerate(of)]
+
+
+def winners(name: str, **values: list[float]) -> tuple[str, ...]:
+    return table(with_scores(name, **values)).winners.get(name, ())
+
+
+def keys(shown: Table) -> list[str]:
+    return [column.key for column in shown.columns]
+
+
+# -- which columns, and what is in them -------------------------------------------------------------------------------
+
+
+def test_there_are_columns_for_figures_only() -> None:
+    found = keys(table(runs({"a": 0, "b": 0})))
+    assert found[:3] == ["accuracy", "nll", "ece"]
+    assert "entropy_wrong" not in found  # it is nan in all runs
+    assert not {"rmse", "miou", "top5", "train_peak_mb", "corruptions:rmse"} & {*found}
+    assert found.index("ood:letters") + 1 == found.index("ood:noisy")
+    assert {"corruptions:accuracy", "rotation:nll", "noise:ece", "noise:spearman", "file_ratio"} <= {*found}
+
+
+def test_one_figure_is_enough_for_a_column_and_the_others_have_none() -> None:
+    shown = table([run("a", 0), with_score(run("b", 0), "entropy_wrong", 1.5)])
+    assert "entropy_wrong" in keys(shown)
+    cells = {row.name: row.cells["entropy_wrong"].mean for row in shown.rows}
+    assert math.isnan(cells["a"])
+    assert cells["b"] == 1.5
+
+
+def test_columns_have_one_order_whatever_the_order_of_the_figures() -> None:
+    every = {key: 1.0 for key in reversed(known_keys())}
+    assert [column.key for column in columns([every])] == known_keys()
+    assert len({column.title for column in columns([every])}) == len(known_keys())
+
+
+def test_costs_are_brought_to_the_units_of_the_columns() -> None:
+    one = run(size=200)
+    found, costs = one.figures(), one.assessment["costs"]
+    expected = {
+        "kilo_trained": 0.2,
+        "kilo_stored": 0.4,
+        "file_kb": 0.6,
+        "epoch_ms": 300,  # the median
+        "predict_ms_per_1000": costs["ours"]["predict_ms_per_1000"],
+        "predict_mflops": costs["ours"]["predict_effective_flops"] / 1e6,
+        "predict_moved_mb": costs["ours"]["predict_bytes_moved"] / 1e6,
+        "predict_peak_mb": costs["ours"]["predict_peak_bytes"] / 1e6,
+        "file_ratio": 2,
+        "predict_time_ratio": 2,
+        "predict_flops_ratio": 2,
+        "predict_moved_ratio": 2,
+        "predict_peak_ratio": 2,
+    }
+    assert {key: found[key] for key in expected} == pytest.approx(expected)
+    assert "train_peak_mb" not in found
+    on_gpu = changed(one, "record", "costs", "peak_memory_bytes", value=3_000_000)
+    assert on_gpu.figures()["train_peak_mb"] == 3
+
+
+def test_figures_under_shift_are_means_over_all_levels() -> None:
+    one = run()
+    found = one.figures()
+    for family, levels in (("corruptions", 10), ("rotation", 3), ("noise", 7)):
+        for key in ("accuracy", "nll", "ece"):
+            values = [shift["scores"][key] for shift in one.assessment["shifts"] if shift["family"] == family]
+            assert len(values) == levels
+            assert found[f"{family}:{key}"] == pytest.approx(np.mean(values))
+    assert found["ood:letters"] == one.assessment["ood"]["letters"]["by"]["entropy"]["auroc"]
+
+
+# -- doubt and noise --------------------------------------------------------------------------------------------------
+
+
+def noisy(doubts: list[float], key: str = "entropy") -> dict[str, float]:
+    """The figures of a run with this doubt at each level of noise, from 40 to -6 dB."""
+    shifts = [
+        {"family": "noise", "name": "noise", "level": level, "scores": {key: doubt}}
+        for level, doubt in zip(DECIBELS, doubts, strict=False)
+    ]
+    return changed(run(), "assessment", "shifts", value=shifts).figures()
+
+
+@pytest.mark.parametrize("key", ["entropy", "std"])
+def test_doubt_that_rises_with_the_noise_is_correlated_with_it(key: str) -> None:
+    assert noisy([0.1, 0.2, 0.3, 0.35, 0.5, 0.8, 1.2], key)["noise:spearman"] == pytest.approx(1)
+    assert noisy([0.9, 0.8, 0.7, 0.6, 0.5, 0.4, 0.3], key)["noise:spearman"] == pytest.approx(-1)
+    mixed = [0.1, 0.3, 0.2, 0.5, 0.4, 0.4, 0.9]
+    expected = stats.spearmanr([-level for level in DECIBELS], mixed).statistic
+    assert noisy(mixed, key)["noise:spearman"] == pytest.approx(expected)
+
+
+def test_a_level_without_a_figure_does_not_count_for_the_correlation() -> None:
+    found = noisy([0.1, math.nan, 0.3, 0.2, 0.5, math.inf, 1.2])
+    expected = stats.spearmanr([-40, -10, -5, -1, 6], [0.1, 0.3, 0.2, 0.5, 1.2]).statistic
+    assert found["noise:spearman"] == pytest.approx(expected)
+
+
+def test_without_noise_or_with_the_same_doubt_everywhere_there_is_no_correlation() -> None:
+    assert "noise:spearman" not in changed(run(), "assessment", "shifts", value=[]).figures()
+    assert "noise:spearman" not in noisy([math.nan] * 7)
+    for doubts in ([0.3] * 7, [0.1, 0.2]):
+        found = noisy(doubts)
+        assert math.isnan(found["noise:spearman"])
+        assert "noise:spearman" not in [column.key for column in columns([found])]
+
+
+def test_the_correlation_is_a_column_of_its_own() -> None:
+    column = next(column for column in columns([noisy([0.1, 0.2, 0.3])]) if column.key == "noise:spearman")
+    assert (column.title, column.group, column.best, column.form) == ("doubt follows noise", "shift", "high", "decimal")
+
+
+# -- intervals --------------------------------------------------------------------------------------------------------
+
+
+def test_cells_have_the_mean_and_its_interval_over_seeds() -> None:
+    values = [0.31, 0.29, 0.36, 0.30]
+    shown = table(with_scores("nll", a=values, b=[0.5] * 4))
+    a, b = (row.cells["nll"] for row in shown.rows)
+    low, high = stats.t.interval(0.95, 3, np.mean(values), stats.sem(values))
+    assert (a.mean, a.low, a.high) == pytest.approx((np.mean(values), low, high))
+    assert a.values == tuple(values)
+    assert (b.mean, b.low, b.high) == (0.5, 0.5, 0.5)
+    assert [row.runs for row in shown.rows] == [4, 4]
+
+
+def test_one_seed_has_no_interval() -> None:
+    cell = table([run()]).rows[0].cells["nll"]
+    assert math.isnan(cell.low)
+    assert math.isnan(cell.high)
+    assert cell.mean == cell.values[0]
+
+
+def test_seeds_are_paired_whatever_the_order_of_the_runs() -> None:
+    found = with_scores("nll", a=[0.1, 0.2, 0.3], b=[0.11, 0.21, 0.31001])
+    assert table(found).winners["nll"] == ("a",)
+    shuffled = [found[place] for place in (5, 0, 4, 2, 1, 3)]
+    assert table(shuffled).winners["nll"] == ("a",)
+    assert [row.name for row in table(shuffled).rows] == ["b", "a"]
+    assert table(shuffled).rows[0].cells["nll"].values == (0.11, 0.21, 0.31001)
+
+
+# -- winners ----------------------------------------------------------------------------------------------------------
+
+
+def test_a_winner_is_better_by_a_paired_test() -> None:
+    good, bad, unclear = [0.10, 0.20, 0.30], [0.16, 0.25, 0.37], [0.10, 0.40, 0.20]
+    assert stats.ttest_rel(good, bad).pvalue < 0.025
+    assert stats.ttest_rel(good, unclear).pvalue > 0.1
+    assert winners("nll", a=good, b=bad) == ("a",)
+    assert winners("accuracy", a=good, b=bad) == ("b",)
+    assert winners("nll", a=good, b=bad, c=unclear) == ("a", "c")
+
+
+def test_where_all_are_alike_none_has_won() -> None:
+    assert winners("nll", a=[0.1, 0.2, 0.3], b=[0.1, 0.3, 0.2]) == ()
+    assert winners("nll", a=[0.1, 0.2, 0.3], b=[0.1, 0.2, 0.3]) == ()
+
+
+def test_what_is_neither_good_nor_bad_has_no_winner() -> None:
+    assert winners("mutual_information", a=[0.1, 0.1, 0.1], b=[0.5, 0.5, 0.5]) == ()
+
+
+def test_a_method_without_a_figure_neither_wins_nor_makes_another_win() -> None:
+    assert winners("nll", a=[0.1, 0.2, 0.3], b=[math.nan] * 3) == ()
+    assert winners("nll", a=[0.1, 0.2, 0.3], b=[0.2, 0.3, math.nan]) == ()
+    assert winners("nll", a=[0.1, 0.2, 0.3], b=[0.16, 0.25, 0.37], c=[math.nan] * 3) == ("a",)
+    assert winners("nll", a=[0.1, 0.2, 0.3], b=[math.inf] * 3, c=[0.1, 0.3, 0.2]) == ()
+
+
+def test_one_seed_or_different_seeds_have_winners_by_counts_only() -> None:
+    for found, words in (
+        ([run("a", 0, 0.1, 200), run("b", 0, 0.0, 300)], "train more seeds"),
+        ([run("a", 0, 0.1, 200), run("b", 1, 0.0, 300)], "train more seeds"),
+        ([run("a", s, 0.1, 200) for s in (0, 1)] + [run("b", s, 0.0, 300) for s in (0, 2)], "different seeds"),
+        ([run("a", s, 0.1, 200) for s in (0, 1)] + [run("b", 0, 0.0, 300)], "different seeds"),
+    ):
+        shown = table(found)
+        assert words in shown.note
+        assert set(shown.winners) == {
+            "kilo_trained", "kilo_stored", "file_kb", "file_ratio", "predict_mflops", "predict_flops_ratio",
+            "predict_moved_mb", "predict_moved_ratio", "predict_peak_mb", "predict_peak_ratio",
+        }  # fmt: skip
+        assert set(shown.winners.values()) == {("a",)}
+
+
+def test_counts_that_are_alike_have_no_winner() -> None:
+    shown = table([run("a", 0, size=200), run("b", 0, size=200)])
+    assert shown.winners == {}
+    three = table([run("a", 0, size=200), run("b", 0, size=200), run("c", 0, size=300)])
+    assert three.winners["file_kb"] == ("a", "b")
+
+
+def test_counts_that_vary_over_seeds_are_told_apart_as_all_else() -> None:
+    sizes = {"a": [200, 900, 210], "b": [300, 310, 305]}
+    found = [run(method, seed, size=size) for method, of in sizes.items() for seed, size in enumerate(of)]
+    assert "file_kb" not in table(found).winners  # the first seed alone would have named a
+    close = {"a": [200, 201, 202], "b": [300, 310, 305]}
+    found = [run(method, seed, size=size) for method, of in close.items() for seed, size in enumerate(of)]
+    assert table(found).winners["file_kb"] == ("a",)
+
+
+def test_infinite_counts_win_nothing() -> None:
+    some = [
+        changed(one, "assessment", "costs", "ratios", "file_bytes", value=math.inf) for one in runs({"a": 0, "b": 0})
+    ]
+    assert "file_ratio" not in table(some).winners
+    assert table(some).winners["file_kb"] == ("a",)
+
+
+def test_a_method_alone_wins_nothing() -> None:
+    shown = table(runs({"a": 0.1}))
+    assert shown.winners == {}
+    assert shown.note == ""
+
+
+# -- words ------------------------------------------------------------------------------------------------------------
+
+
+def test_the_glossary_explains_what_titles_of_columns_leave_open() -> None:
+    every = {**{key: 1.0 for key in known_keys()}, "ood:letters": 1.0}
+    for column in columns([every]):
+        assert column.help.endswith("."), column.key
+        if column.group in ("quality", "uncertainty", "out of distribution"):
+            term = {"width_95": "95 % interval"}.get(column.key, column.title)  # "its width" stands beside it
+            assert any(known in term for known in GLOSSARY), column.title
+    assert "width" in GLOSSARY["95 % interval"]
+    for term in ("corrupted", "doubt follows noise", "FLOPs", "moved"):
+        assert term in GLOSSARY
+
+
+@pytest.mark.parametrize("term", GLOSSARY)
+def test_every_entry_of_the_glossary_has_two_sentences(term: str) -> None:
+    text = GLOSSARY[term].replace("et al. ", "et al ")
+    assert text == text.strip()
+    assert text.endswith(".")
+    assert len(re.findall(r"[.?!](?: (?=[A-Z0-9])|$)", text)) == 2, text
+
+
+def test_a_document_has_the_glossary() -> None:
+    assert document_of([run()]).glossary == GLOSSARY
