@@ -100,6 +100,11 @@ def run(method: str = "mean-field", seed: int = 0, quality: float = 0.0, size: i
         "shift_examples": 100,
         "shifts": shifts(random, quality),
         "ood": {"letters": ood(random), "noisy": ood(random)},
+        "pruning": {
+            by: [{"share": share, **scores_of(random, quality - share)} for share in (0.0, 0.5, 0.9)]
+            for by in ("magnitude", "snr")
+        },
+        "explanation": {"infidelity": random.random(), "sensitivity_max": random.random()},
         "costs": costs(size),
         "figures": [],
         "galleries": [],

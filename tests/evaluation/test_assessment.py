@@ -29,7 +29,9 @@ import leanbayes as lb
 from leanbayes.data import Data, from_datasets
 from leanbayes.evaluation import Look, assess, assessment, evaluate
 from leanbayes.evaluation.curves import histogram
+from leanbayes.evaluation.explanation import explanation_scores
 from leanbayes.evaluation.levels import ANGLES, DECIBELS
+from leanbayes.evaluation.pruning import SHARES, prune
 from leanbayes.evaluation.shift import CORRUPTIONS, GEOMETRIC, SEVERITIES, add_noise, corrupt, label_shift, rotate
 from leanbayes.noise import mix
 
@@ -170,11 +172,12 @@ def test_data_of_another_kind_are_told_as_scikit_learn_tells_them(whole: Any) ->
 
 def test_what_is_told_counts_up_to_the_total(whole: Any) -> None:
     *_, found, told = whole
-    total = 2 + sum(shift["family"] != "labels" for shift in found["shifts"]) + 2
+    total = 2 + sum(shift["family"] != "labels" for shift in found["shifts"]) + 2 + len(found["pruning"])
     assert [done for _, done, _ in told] == [*range(total + 1)]
     assert {of for *_, of in told} == {total}
     names = [what for what, *_ in told]
-    assert [names[0], names[1], *names[-4:]] == ["test data", "none 0", "black", "same", "cost", "done"]
+    assert names[:2] == ["test data", "none 0"]
+    assert names[-6:] == ["black", "same", "pruning by magnitude", "pruning by snr", "cost", "done"]
     assert "gaussian noise 3" in names
 
 
@@ -186,6 +189,46 @@ def test_costs_are_ours_those_of_the_plain_network_and_ratios(whole: Any) -> Non
     assert costs["ours"]["trainable"] == sum(p.numel() for p in bnn.parameters())
     assert costs["plain"]["trainable"] == sum(p.numel() for p in network().parameters())
     assert costs["ratios"] == {name: ours / costs["plain"][name] for name, ours in costs["ours"].items()}
+
+
+def test_ever_more_weights_are_set_to_zero(whole: Any) -> None:
+    bnn, data, found, _ = whole
+    x, y = data.test[:]
+    x = data.normalise(x)
+    assert list(found["pruning"]) == ["magnitude", "snr"]
+    for by, curve in found["pruning"].items():
+        assert [point["share"] for point in curve] == list(SHARES)
+        assert_scores(curve[0], scores_of(predicted(bnn, x, 7, 3), y))
+        assert_scores(curve[3], scores_of(predicted(prune(bnn, SHARES[3], by), x, 7, 3), y))
+    assert found["pruning"]["magnitude"][3] != found["pruning"]["snr"][3]
+
+
+def test_what_has_no_spread_is_pruned_by_magnitude_and_what_has_no_weights_not_at_all() -> None:
+    data = image_data()
+    plain = assess(lb.bayesianize(network(), lb.Deterministic()), data, Look(shifts=()))
+    assert list(plain["pruning"]) == ["magnitude"]
+    biases = lb.bayesianize(network(), lb.MeanField(), select=lambda name, p: p.dim() == 1)
+    assert assess(biases, data, Look(shifts=()))["pruning"] == {}
+    assert assess(biases, data, Look(shifts=(), pruning=False))["pruning"] == {}
+
+
+@pytest.mark.parametrize("make", [(image_data, network), (table_data, table_network)], ids=["images", "table"])
+def test_saliency_maps_are_judged_where_that_is_wished(make: Any) -> None:
+    data = make[0]()
+    bnn = lb.bayesianize(make[1](), lb.MeanField(init_std=0.1), likelihood=data.likelihood())
+    look = Look(samples=2, shifts=(), pruning=False, explained=6, seed=3)
+    told: list[str] = []
+    found = assess(bnn, data, look, tell=lambda what, done, of: told.append(f"{what} {done} {of}"))
+    assert told == ["test data 0 3", "explanations 1 3", "cost 2 3", "done 3 3"]
+    assert assess(bnn, data, Look(shifts=(), pruning=False))["explanation"] == {}
+    order = torch.randperm(len(data.test), generator=torch.Generator().manual_seed(mix(3)))
+    rows = order[:6].sort().values
+    x = torch.stack([data.test[int(row)][0] for row in rows])
+    x = data.normalise(x) if data.normalise else x
+    target = 0 if data.task == "regression" else None
+    expected = explanation_scores(bnn, [x], target=target, samples=2, seed=3)
+    assert found["explanation"] == pytest.approx(expected, rel=1e-4)
+    assert expected["saliency_std"] > 0
 
 
 def test_an_assessment_is_plain_values(whole: Any) -> None:
@@ -396,7 +439,7 @@ def test_each_level_is_tried_on_the_same_few_examples_which_are_read_once() -> N
     data = from_datasets(dataset, dataset, dataset, outputs=CLASSES, input_shape=(1, 8, 8))
     bnn = lb.bayesianize(network(), lb.Deterministic())
     dataset.read.clear()
-    found = assess(bnn, data, Look(shifts=("noise",), shift_examples=6, seed=3))
+    found = assess(bnn, data, Look(shifts=("noise",), shift_examples=6, pruning=False, seed=3))
     chosen, rest = dataset.read[:6], dataset.read[6:]
     assert chosen == sorted(set(chosen))
     assert chosen != [*range(6)]
@@ -412,7 +455,7 @@ def test_each_level_is_tried_on_the_same_few_examples_which_are_read_once() -> N
 def test_examples_that_are_too_large_to_keep_are_read_for_each_level(monkeypatch: pytest.MonkeyPatch) -> None:
     dataset = Recorded(*images(20))
     data = from_datasets(dataset, dataset, dataset, outputs=CLASSES, input_shape=(1, 8, 8))
-    bnn, look = lb.bayesianize(network(), lb.Deterministic()), Look(shifts=("noise",), shift_examples=6)
+    bnn, look = lb.bayesianize(network(), lb.Deterministic()), Look(shifts=("noise",), shift_examples=6, pruning=False)
     kept = assess(bnn, data, look)
     monkeypatch.setattr(assessment, "_KEPT_BYTES", 100)
     dataset.read.clear()

@@ -48,7 +48,7 @@ def test_a_document_has_all_that_was_found() -> None:
     assert document.methods == ("mean-field", "deterministic")
     assert document.table == table(some)
     found = keys(document)
-    assert list(found) == ["calibration", "selective", "shift", "ood", "training"]
+    assert list(found) == ["calibration", "selective", "shift", "ood", "pruning", "training"]
     assert found["ood"] == ["entropies", "detection"]
     for section in document.sections:
         for one in section.figures:
@@ -170,7 +170,6 @@ def test_the_summary_names_who_is_better_in_what() -> None:
     assert document.summary == (
         *(f"{name} is shown to be better than all others in {', '.join(titles)}." for name, titles in won.items()),
         f"Analysis of variance of the NLL over methods: F = {test.statistic:.3g}, p = {test.pvalue:.2g}.",
-        document.table.note,
     )
 
 
@@ -277,19 +276,19 @@ def looked_at(data: Data, build: Any, method: lb.Method, seed: int, folder: Path
         (
             image_data(),
             network,
-            {"calibration", "selective", "shift", "ood", "weights", "training"},
+            {"calibration", "selective", "shift", "ood", "weights", "pruning", "training"},
             {"accuracy", "aurc", "noise:accuracy", "noise:spearman"},
         ),
         (
             table_data(),
             table_network,
-            {"calibration", "shift", "weights", "training"},
+            {"calibration", "shift", "weights", "pruning", "training"},
             {"rmse", "crps", "coverage_95", "interval_error", "noise:rmse", "noise:spearman"},
         ),
         (
             segmentation_data(),
             segmentation_network,
-            {"calibration", "shift", "segmentation", "weights", "training"},
+            {"calibration", "shift", "segmentation", "weights", "pruning", "training"},
             {"accuracy", "miou", "noise:miou", "noise:spearman"},
         ),
     ],

@@ -231,6 +231,23 @@ def test_classes_that_are_nowhere_have_no_intersection_over_union() -> None:
     assert figures.segmentation(nowhere, NAMES) == []
 
 
+@pytest.mark.parametrize("some", [SEEDS])
+def test_what_is_left_after_pruning_is_drawn_over_the_share(some: list[AssessedRun]) -> None:
+    (figure,) = figures.pruning(some)
+    assert figure.title == "Accuracy of what is left"
+    assert [series.name for series in figure.series] == ["by |μ|", "by |μ|/σ"]
+    for series, by in zip(figure.series, ("magnitude", "snr"), strict=True):
+        values = np.array([[point["accuracy"] for point in one.assessment["pruning"][by]] for one in some])
+        assert series.x == (0.0, 0.5, 0.9)
+        assert series.y == pytest.approx(values.mean(0))
+        assert series.low == pytest.approx(values.min(0))
+        assert series.high == pytest.approx(values.max(0))
+    without = [changed(one, "assessment", "pruning", value={}) for one in some]
+    assert figures.pruning(without) == []
+    only = [*some[:-1], changed(some[-1], "assessment", "pruning", "snr", value=None)]
+    assert [series.name for series in figures.pruning(only)[0].series] == ["by |μ|"]
+
+
 def test_the_training_is_drawn_over_the_epochs_that_all_seeds_have() -> None:
     (figure,) = figures.training(SEEDS)
     assert figure.series[0].x == (1, 2, 3, 4)

@@ -20,8 +20,10 @@ from leanbayes.errors import LeanBayesError
 from leanbayes.evaluation.cost import costs_of
 from leanbayes.evaluation.curves import curves_of, entropy_edges, extremes_of, histogram
 from leanbayes.evaluation.detection import detection_scores
+from leanbayes.evaluation.explanation import explanation_scores
 from leanbayes.evaluation.levels import FAMILIES, Level, levels
 from leanbayes.evaluation.outcomes import ClassOutcome
+from leanbayes.evaluation.pruning import CRITERIA, SHARES, prune
 from leanbayes.evaluation.scores import Scores, ignored, predictions
 from leanbayes.evaluation.shift import label_shift
 from leanbayes.network import tensors_of
@@ -46,6 +48,8 @@ class Look:
         shifts: which kinds of shift to look at: corruptions, rotation, noise, labels.
         shift_examples: test examples that each level of a shift is tried on, at most.
         ood_examples: examples of each data set of another kind, at most.
+        pruning: set more and more of the weights to zero, the least important first, and score what is left.
+        explained: test examples whose saliency maps are judged. This needs captum, and takes its time.
         seed: number that the draws and the shifts follow from.
     """
 
@@ -54,6 +58,8 @@ class Look:
     shifts: tuple[str, ...] = FAMILIES
     shift_examples: int = 1000
     ood_examples: int = 10_000
+    pruning: bool = True
+    explained: int = 0
     seed: int = 0
 
     def __post_init__(self) -> None:
@@ -64,6 +70,8 @@ class Look:
             value = getattr(self, name)
             if value is not None and value < 1:
                 raise LeanBayesError(f"{name}={value} must be 1 or more.")
+        if self.explained < 0:
+            raise LeanBayesError(f"explained={self.explained} must be 0 or more.")
         if self.rule is not None:
             get_rule(self.rule)
 
@@ -106,12 +114,14 @@ class _Assessment:
         self.bnn, self.data, self.look, self.workers = bnn, data, look, workers
         self.test: Dataset[Any] = data.test
         self.ood = dict(ood)
+        self.criteria = [by for by in CRITERIA if look.pruning and _can_be_pruned(bnn, by)]
         self.kept: list[Any] | None = self._read_once() if {*look.shifts} - {"labels"} else []
         self.levels = levels(look.shifts, self._to_shift())
         self._tell, self._done = tell, 0
 
     def _next(self, what: str) -> None:
-        self._tell(what, self._done, 2 + len(self.levels) + len(self.ood))
+        total = 2 + len(self.levels) + len(self.ood) + len(self.criteria) + bool(self.look.explained)
+        self._tell(what, self._done, total)
         self._done += 1
 
     def run(self) -> dict[str, Any]:
@@ -130,6 +140,8 @@ class _Assessment:
             "shift_examples": min(self.look.shift_examples, check_map_style(self.test)),
             "shifts": [*self._shifts(), *self._label_shifts(found)],
             "ood": self._ood(found),
+            "pruning": {by: self._pruned(by) for by in self.criteria},
+            "explanation": self._explained() if self.look.explained else {},
             "costs": self._costs(),
         }
         self._next("done")
@@ -157,9 +169,9 @@ class _Assessment:
             workers=self.workers,
         ).epoch()
 
-    def _predictions(self, batches: Iterable[Any]) -> Iterator[tuple[Any, Tensor]]:
+    def _predictions(self, batches: Iterable[Any], bnn: BayesianModel | None = None) -> Iterator[tuple[Any, Tensor]]:
         look = self.look
-        return predictions(self.bnn, batches, samples=look.samples, rule=look.rule, seed=look.seed)
+        return predictions(bnn or self.bnn, batches, samples=look.samples, rule=look.rule, seed=look.seed)
 
     def _scores(self, details: bool = False) -> Scores:
         return Scores(ignored(self.bnn), self.data.target_std, details=details, alone=True)
@@ -208,6 +220,26 @@ class _Assessment:
             scores.take(found.rows(label_shift(found.labels, generator, concentration)))
             yield {"family": "labels", "name": "labels", "level": concentration, "scores": scores.compute()}
 
+    # -- inside the model ---------------------------------------------------------------------------------------------
+
+    def _pruned(self, by: str) -> list[dict[str, float]]:
+        """Score the model on some unchanged examples, with ever more of its weights set to zero."""
+        self._next(f"pruning by {by}")
+        points = []
+        for share in SHARES:
+            scores, batches = self._scores(), self._batches(self.test, self.look.shift_examples)
+            for prediction, y in self._predictions(batches, prune(self.bnn, share, by)):
+                scores.update(prediction, y)
+            points.append({"share": share, **scores.compute()})
+        return points
+
+    def _explained(self) -> dict[str, float]:
+        self._next("explanations")
+        look, batches = self.look, self._batches(self.test, self.look.explained)
+        target = 0 if self.data.task == "regression" else None  # the first one, or the answer
+        settings: dict[str, Any] = {"samples": look.samples, "rule": look.rule, "seed": look.seed}
+        return explanation_scores(self.bnn, batches, target=target, **settings)
+
     # -- data of another kind -----------------------------------------------------------------------------------------
 
     def _ood(self, inside: Any) -> dict[str, Any]:
@@ -222,6 +254,14 @@ class _Assessment:
                 "entropy": histogram(seen["entropy"], entropy_edges(inside.probs.shape[-1])),
             }
         return result
+
+
+def _can_be_pruned(bnn: BayesianModel, by: str) -> bool:
+    try:
+        prune(bnn, 0.0, by)
+    except LeanBayesError:  # it has no weights, or these have no spread
+        return False
+    return True
 
 
 def _doubts(predicted: Iterable[Any]) -> dict[str, Tensor]:

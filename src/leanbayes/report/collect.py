@@ -20,6 +20,7 @@ _SECTIONS: dict[str, tuple[str, str]] = {
     "ood": ("Out of distribution", "Does the model know what it has never seen?"),
     "segmentation": ("Class by class", "Which things does it find?"),
     "weights": ("Inside the model", "What each method itself has to show, and size against likelihood."),
+    "pruning": ("What can be left out", "How much of the network does the model need?"),
     "training": ("Training", "How the held-out likelihood fell."),
 }
 _TESTED = ("quality", "shift", "out of distribution")  # groups of columns that the summary speaks of
@@ -67,6 +68,7 @@ def _sections(groups: Mapping[str, Sequence[AssessedRun]], classes: Sequence[str
         "ood": lambda runs: [*figures.entropies(runs), *figures.detection(runs)],
         "segmentation": lambda runs: figures.segmentation(runs, classes),
         "weights": figures.of_method,
+        "pruning": figures.pruning,
         "training": figures.training,
     }
     sections = []
@@ -106,7 +108,7 @@ def _summary(shown: Table) -> list[str]:
     if len(shown.rows) > 1:
         sentences = sentences or ["No method is shown to be better than all others in any figure of quality."]
         sentences += _variance_of_nll(shown)
-    return [*sentences, *([shown.note] if shown.note else [])]
+    return sentences
 
 
 def _variance_of_nll(shown: Table) -> list[str]:

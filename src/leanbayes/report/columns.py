@@ -48,6 +48,8 @@ _QUALITY = (
     ),
     Column("coverage_95", "95 % interval", "quality", None, "percent", "Share of the truths inside: 95 % is right."),
     Column("width_95", "its width", "quality", "low", "number", "Mean width of the 95 % interval: narrow is sharp."),
+)
+_UNCERTAINTY = (
     Column("entropy_right", "entropy if right", "uncertainty", None, "decimal", "Mean entropy of the right answers."),
     Column("entropy_wrong", "entropy if wrong", "uncertainty", None, "decimal", "Mean entropy of the wrong answers."),
     Column(
@@ -59,6 +61,11 @@ _QUALITY = (
         "How much the draws disagree: what more data could remove.",
     ),
     Column("epistemic_std", "epistemic std", "uncertainty", None, "number", "How far the draws' means lie apart."),
+)
+_EXPLANATION = (
+    Column("infidelity", "infidelity", "explanation", "low", "decimal", "How badly saliency maps foretell the output."),
+    Column("sensitivity_max", "sensitivity", "explanation", "low", "decimal", "How much the maps change nearby."),
+    Column("saliency_std", "map spread", "explanation", None, "decimal", "How far the maps of the draws lie apart."),
 )
 _UNDER_SHIFT: tuple[tuple[str, str, Best, Form], ...] = (
     ("accuracy", "accuracy", "high", "percent"),
@@ -96,6 +103,8 @@ _COST = (
     Column("predict_mflops", "MFLOPs", "cost", "low", "number", "Counted work of one prediction; zeros cost nothing."),
     Column("predict_moved_mb", "moved MB", "cost", "low", "number", "Memory traffic of one example's prediction."),
     Column("predict_peak_mb", "peak MB", "cost", "low", "number", "Memory that predicting one batch takes at most."),
+)
+_RATIOS = (
     Column("file_ratio", "file × plain", _PLAIN, "low", "times", "Size of the saved model over the plain network's."),
     Column(
         "predict_time_ratio", "predict × plain", _PLAIN, "low", "times", "Prediction time over the plain network's."
@@ -109,6 +118,7 @@ _COUNTED = frozenset(
     "kilo_trained kilo_stored file_kb file_ratio predict_mflops predict_flops_ratio predict_moved_mb "
     "predict_moved_ratio predict_peak_mb predict_peak_ratio".split()
 )
+_DOUBT = (*_UNCERTAINTY, *_EXPLANATION)
 _OOD = "ood:"
 
 
@@ -116,12 +126,12 @@ def columns(rows: Sequence[Mapping[str, float]]) -> list[Column]:
     """Return the columns that some of the rows have figures for."""
     there = dict.fromkeys(key for row in rows for key, value in row.items() if not math.isnan(value))
     ood = (_auroc(key) for key in there if key.startswith(_OOD))
-    return [column for column in (*_QUALITY, *_SHIFT, *ood, *_COST) if column.key in there]
+    return [column for column in (*_QUALITY, *_RATIOS, *_SHIFT, *ood, *_DOUBT, *_COST) if column.key in there]
 
 
 def known_keys() -> list[str]:
     """Return the keys of all columns there can be, beside those of data of another kind, which begin with `ood:`."""
-    return [column.key for column in (*_QUALITY, *_SHIFT, *_COST)]
+    return [column.key for column in (*_QUALITY, *_RATIOS, *_SHIFT, *_DOUBT, *_COST)]
 
 
 def _auroc(key: str) -> Column:

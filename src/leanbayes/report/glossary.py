@@ -98,6 +98,22 @@ GLOSSARY = {
         "Bytes that the operations of one prediction read and write. On most machines this, not arithmetic, is what "
         "takes the time."
     ),
+    "infidelity": (
+        "How far a saliency map is from telling what a small change of the inputs does to the output, squared and "
+        "averaged (Yeh et al. 2019). 0 is perfect, and the unit is that of the squared output."
+    ),
+    "sensitivity": (
+        "The largest relative change of a saliency map when the inputs change a little (Yeh et al. 2019). Small means "
+        "that the explanation of an example is also that of its neighbours."
+    ),
+    "map spread": (
+        "How far the saliency maps of the draws lie apart, relative to their mean. Large means that the explanation "
+        "itself is unsure."
+    ),
+    "pruning": (
+        "Setting the least important weights of all layers to zero, by the size of their mean or by that size in units "
+        "of their spread. A model that stays good for long can be made small."
+    ),
     "interval": (
         "The 95 % interval of the mean over seeds, by Student's t distribution. A method is called the winner only "
         "where the interval of its paired difference to the others says so."

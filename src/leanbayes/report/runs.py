@@ -28,6 +28,7 @@ class AssessedRun:
         found = self.assessment
         costs = {**in_columns(self.record["costs"]), **_predicting(found["costs"])}
         values = {**found["scores"], **_means(found["shifts"]), **_doubt_and_noise(found["shifts"]), **costs}
+        values |= found.get("explanation", {})
         for name, one in found["ood"].items():
             values[f"ood:{name}"] = one["by"]["entropy"]["auroc"]
         return values

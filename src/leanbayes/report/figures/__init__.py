@@ -6,7 +6,17 @@ most; bins of reliability and of entropy are added up. What not all runs of a me
 
 from leanbayes.report.figures.calibration import calibration
 from leanbayes.report.figures.doubt import detection, entropies, selective
-from leanbayes.report.figures.inside import of_method, segmentation, training
+from leanbayes.report.figures.inside import of_method, pruning, segmentation, training
 from leanbayes.report.figures.shift import shifts
 
-__all__ = ["calibration", "detection", "entropies", "of_method", "segmentation", "selective", "shifts", "training"]
+__all__ = [
+    "calibration",
+    "detection",
+    "entropies",
+    "of_method",
+    "pruning",
+    "segmentation",
+    "selective",
+    "shifts",
+    "training",
+]

@@ -8,6 +8,8 @@ import numpy as np
 from leanbayes.figures import Figure, Series
 from leanbayes.report.figures.lines import Runs, class_name, curves, in_all, mean_line
 
+_SCORES = {"miou": "mIoU", "accuracy": "Accuracy", "rmse": "RMSE"}
+
 
 def segmentation(runs: Runs, classes: Sequence[str]) -> list[Figure]:
     """Draw the IoU of each class, but for those that are neither there nor predicted."""
@@ -29,6 +31,37 @@ def segmentation(runs: Runs, classes: Sequence[str]) -> list[Figure]:
             caption="Of the pixels that are this class or are taken for it, the share that are both.",
             series=(mean_line("", names, values[:, there]),),
             percent="y",
+        )
+    ]
+
+
+_CRITERIA = {"magnitude": "by |μ|", "snr": "by |μ|/σ"}
+
+
+def pruning(runs: Runs) -> list[Figure]:
+    """Draw how well the model does with ever more of its weights set to zero."""
+    found = [run.assessment.get("pruning", {}) for run in runs]
+    criteria = in_all(found)
+    key, title = next(((key, title) for key, title in _SCORES.items() if key in runs[0].scores), ("", ""))
+    if not criteria or not key:
+        return []
+    shares = [point["share"] for point in found[0][criteria[0]]]
+    series = [
+        mean_line(_CRITERIA.get(by, by), shares, [[point[key] for point in one[by]] for one in found])
+        for by in criteria
+    ]
+    return [
+        Figure(
+            key="pruning",
+            title=f"{title} of what is left",
+            kind="lines",
+            x="share of the weights set to zero",
+            y=title,
+            caption="The least important weights of all layers are set to zero, without training again: those with the "
+            "smallest mean, or with the smallest mean in units of their spread. A line that stays flat for long "
+            "belongs to a model that needs few of its weights.",
+            series=tuple(series),
+            percent="x" if key == "rmse" else "xy",
         )
     ]
 
