@@ -87,11 +87,25 @@ def test_other_splits_and_rules_are_scored(cli: Cli, digits: Path) -> None:
     assert mean["mutual_information"] == pytest.approx(0, abs=1e-6)
 
 
+COSTS = ("trained ×1000", "stored ×1000", "file kB", "train ms/epoch", "predict ms/1000", "predict × plain", "examples")
+
+
 def test_the_table_shows_every_score(cli: Cli, digits: Path, toy: Path) -> None:
-    for folder, names in ((digits, ("accuracy", "NLL", "ECE", "Brier", "mutual information")), (toy, ("RMSE", "NLL"))):
+    for folder, names in (
+        (digits, ("accuracy", "NLL", "ECE", "Brier", "mutual information", "class-wise ECE", "excess AURC", "entropy")),
+        (toy, ("RMSE", "NLL", "CRPS", "95 % interval", "std")),
+    ):
         text = cli("evaluate", folder).out
-        for name in (*names, "numbers ×1000", "file kB", "train ms/epoch", "predict ms/1000", "examples"):
-            assert re.search(rf"^ {name} +[\d.,e+%]+ *$", text, re.MULTILINE), name
+        for name in (*names, *COSTS):
+            assert re.search(rf"^ {name} +[\d.,e+%×]+ *$", text, re.MULTILINE), name
+        lines = text.splitlines()[1:]
+        rows = {name: value for name, value in (re.split(r"  +", line.strip()) for line in lines)}
+        scores = read_record(folder)["scores"]["test"]
+        assert len(rows) == len(lines) == len(scores) + 4  # and four costs of the training
+        assert rows["NLL"] == f"{scores['nll']:.4f}"
+        assert rows["predict × plain"] == f"{scores['predict_time_ratio']:.2f}×"
+        assert "_" not in "".join(rows)
+        assert {*list(rows)[-len(COSTS) :]} == {*COSTS}  # what it costs stands below what it is worth
     record = read_record(digits)
     assert f"{record['scores']['test']['accuracy']:.2%}" in cli("evaluate", digits).out
 
@@ -103,12 +117,13 @@ def test_the_table_names_the_run_in_one_line(cli: Cli, digits: Path) -> None:
 
 def test_a_score_that_is_not_there_is_a_dash(capsys: pytest.CaptureFixture[str]) -> None:
     scores = {"accuracy": 1.0, "entropy_wrong": math.nan, "examples": 1234}  # nothing is wrong
-    show("", scores_table(scores, {"trainable": 2500}))
+    show("", scores_table({**scores, "kilo_trained": 2.5, "of_ones_own": 0.25}))
     out = capsys.readouterr().out
     assert [line.split() for line in out.splitlines()] == [
         ["accuracy", "100.00%"],
         ["entropy", "if", "wrong", "–"],
-        ["numbers", "×1000", "2.5"],
+        ["of", "ones", "own", "0.2500"],
+        ["trained", "×1000", "2.500"],
         ["examples", "1,234"],
     ]
 

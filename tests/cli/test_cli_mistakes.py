@@ -77,7 +77,7 @@ def expect(text: str, *words: str) -> None:
 
 def test_an_unknown_command_is_told(refused: Refused) -> None:
     for word in ("train", "--what", ""):
-        expect(refused(word, code=2), repr(word), "fit, evaluate, predict, compare, info")
+        expect(refused(word, code=2), repr(word), "fit, evaluate, predict, compare, report, info")
     for word, close in (("fits", "fit"), ("evalute", "evaluate"), ("Compare", "compare")):
         assert refused(word, code=2) == f"leanbayes: There is no command {word!r}: did you mean {close}?\n"
 
@@ -94,6 +94,15 @@ NAMES: dict[str, tuple[int, tuple[object, ...], tuple[str, ...]]] = {
     "setting given twice": (2, ("compare", "mean-field:samples=3,samples=4", *TOY), ("'samples'", "twice")),
     "method named twice": (2, ("compare", "ensemble", "ensemble", *TOY), ("twice",)),
     "method named twice in two ways": (2, ("compare", "ensemble", "ensemble:", *TOY), ("twice",)),
+    "method named twice in other words": (2, ("compare", "mc-dropout", "mc_dropout:rate=0.1", *TOY), ("twice",)),
+    "column": (1, ("compare", *TOY, "--sort", "nlll"), ("'nlll'", "did you mean nll?")),
+    "column far off": (1, ("compare", *TOY, "--sort", "zzz"), ("'zzz'", "rmse, nll", "compare.json")),
+    "column of other data": (1, ("compare", *TOY, "--sort", "accuracy"), ("'accuracy'", "rmse, nll")),
+    "column of another kind": (1, ("compare", "--sort", "ood:rotatd"), ("did you mean ood:rotated?",)),
+    "column of no set": (1, ("compare", "--sort", "ood:letters", "--ood", "noisy"), ("'ood:letters'",)),
+    "set of another kind": (1, ("compare", "--ood", "svnh"), ("'svnh'", "did you mean svhn?")),
+    "set that is not there": (1, ("compare", "--ood", "svhn"), ("svhn", "--root")),
+    "set for a regression": (1, ("compare", *TOY, "--ood", "svhn"), ("toy", "leave out --ood")),
     "data": (1, ("fit", "mean-field", "--data", "didgits"), ("'didgits'", "Did you mean digits?")),
     "uci data": (1, ("fit", "mean-field", "--data", "uci:yahct", "--root", "."), ("uci/yahct",)),
     "model": (1, ("fit", "mean-field", "--model", "small-cn", "--quiet"), ("'small-cn'", "small-cnn")),
@@ -140,6 +149,12 @@ FLAGS: dict[str, tuple[tuple[object, ...], tuple[str, ...]]] = {
     "prior": (("fit", "mean-field", "--method.prior.scale", -1), ("scale=-1.0", "positive")),
     "dropout": (("fit", "mc-dropout", "--method.rate", 2), ("rate=2.0", "between 0 and 1")),
     "members": (("fit", "ensemble", "--method.members", 0), ("members=0", "at least 1")),
+    "no seeds": (("compare", "--seeds", 0), ("--seeds 0", "1 or more")),
+    "no jobs": (("compare", "--jobs", -1), ("--jobs -1", "1 or more")),
+    "jobs of one at a time": (("compare", "--together", "--jobs", 2), ("--together", "leave out --jobs")),
+    "unknown shift": (("compare", "--look.shifts", "fog"), ("'fog'", "corruptions, rotation, noise, labels")),
+    "no draws": (("compare", "--look.samples", 0), ("samples=0",)),
+    "unknown rule of a look": (("report", "RUN", "--look.rule", "guess"), ("guess", "flipout")),
 }
 
 
@@ -186,13 +201,14 @@ def test_draws_of_a_prediction_are_at_least_one(refused: Refused, trained: Path)
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
-@pytest.mark.parametrize("command", ["fit", "evaluate", "predict"])
+@pytest.mark.parametrize("command", ["fit", "evaluate", "predict", "report"])
 def test_a_gpu_that_is_not_there_is_told(command: str, refused: Refused, trained: Path) -> None:
     Image.fromarray(np.zeros((8, 8), np.uint8)).save("a.png")
     words: dict[str, tuple[object, ...]] = {
         "fit": ("mean-field", *TOY),
         "evaluate": (trained,),
         "predict": (trained, "a.png"),
+        "report": (trained,),
     }
     expect(refused(command, *words[command], "--device", "cuda"), "cuda", "GPU")
 
@@ -398,12 +414,13 @@ def only_training(tmp_path: Path) -> tuple[object, ...]:
 def test_a_test_of_data_that_has_none_is_told(only_training: tuple[object, ...], refused: Refused) -> None:
     assert main([str(word) for word in ("fit", "deterministic", *only_training, "--out", "run")]) == 0
     expect(refused("evaluate", "run"), "pets", "no test data")
+    expect(refused("report", "run"), "pets", "no test data")
 
 
 def test_a_comparison_without_test_data_is_refused_before_any_training(
     only_training: tuple[object, ...], refused: Refused, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("leanbayes.cli.compare.train", lambda *args: pytest.fail("it trains"))
+    monkeypatch.setattr(Loop, "run", must_not_train)
     expect(refused("compare", "deterministic", *only_training, "--out", "run"), "pets", "no test data")
 
 
@@ -423,6 +440,8 @@ def test_a_file_of_figures_that_cannot_be_written_is_told(refused: Refused, monk
     monkeypatch.setattr(Loop, "run", must_not_train)
     expect(refused("compare", "deterministic", *TOY, "--out", "a", "--json", "/proc/a.json"), "Cannot write", "/proc")
     expect(refused("compare", "deterministic", *TOY, "--out", "/proc/a"), "Cannot write", "/proc/a")
+    Path("b/report.html").mkdir(parents=True)
+    expect(refused("compare", "deterministic", *TOY, "--out", "b"), "b/report.html is a folder")
 
 
 def test_another_run_in_the_folder_is_told(refused: Refused, run: Path) -> None:

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from cli_cases import ENVIRONMENT, TOY, Cli, Told
+from cli_cases import ENVIRONMENT, TINY, Cli, Told, must_not_train
 
 import leanbayes as lb
 from leanbayes.cli import main
@@ -176,20 +176,37 @@ def test_a_second_signal_stops_at_once(second: int, cli: Cli, whole: Path, signa
 
 
 def test_a_signal_stops_a_comparison_and_it_goes_on(cli: Cli, signals: Signals) -> None:
-    words = ("compare", "deterministic", "ensemble:members=2", *TOY, "--out", "a")
+    words = ("compare", "deterministic", "ensemble:members=2", *TINY, "--out", "a")
     signals.within(5, signal.SIGINT)
     assert cli(*words, code=130).err == "leanbayes: Stopped at step 5; the same command goes on from there.\n"
-    assert json.loads(Path("a/compare.json").read_text())["results"] == []
+    assert sorted(path.name for path in Path("a").iterdir()) == ["deterministic-0"]
     signals.no_more()
-    assert "* Best in its column:" in cli(*words).out
-    assert len(json.loads(Path("a/compare.json").read_text())["results"]) == 2
+    assert re.search(r"^ensemble:members=2 +\d", cli(*words).out, re.MULTILINE)
+    before = Path("a/compare.json").read_bytes()
+    assert len(json.loads(before)["results"]) == 2
+    signals.within(5, signal.SIGTERM)
+    cli(*words, "--seeds", 2, code=130)
+    assert Path("a/compare.json").read_bytes() == before  # until there is a new one
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_stops_a_look_and_it_goes_on(
+    number: int, cli: Cli, signals: Signals, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    words = ("compare", "deterministic", *TINY, "--out", "a")
+    with monkeypatch.context() as patch:
+        patch.setattr("leanbayes.cli.looking.assess", lambda *args, **kwargs: signal.raise_signal(number))
+        assert cli(*words, code=130).err == "leanbayes: Stopped; the same command goes on from there.\n"
+    assert not Path("a/deterministic-0/assessment.json").exists()
+    monkeypatch.setattr(Loop, "run", must_not_train)
+    cli(*words)
 
 
 def test_a_signal_between_two_methods_is_not_lost(cli: Cli, signals: Signals) -> None:
     signals.when_finishing(signal.SIGINT)
-    told = cli("compare", "deterministic", "ensemble:members=2", *TOY, "--out", "a", code=130)
+    told = cli("compare", "deterministic", "ensemble:members=2", *TINY, "--out", "a", code=130)
     assert re.fullmatch(r"leanbayes: Stopped[^\n]*\.\n", told.err)
-    assert not Path("a/ensemble-members=2").exists()
+    assert not Path("a/ensemble-members=2-0").exists()
 
 
 def test_a_signal_while_a_run_is_finished_loses_nothing(cli: Cli, whole: Path, signals: Signals) -> None:

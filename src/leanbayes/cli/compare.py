@@ -181,5 +181,7 @@ def _result(run: AssessedRun, method: Method) -> dict[str, Any]:
         "scores": {**run.scores, "predict_ms_per_1000": found["costs"]["ours"]["predict_ms_per_1000"]},
         "shifts": found["shifts"],
         "ood": {name: {"examples": one["examples"], "by": one["by"]} for name, one in found["ood"].items()},
+        "pruning": found["pruning"],
+        "explanation": found["explanation"],
         "costs": {**run.record["costs"], **found["costs"]},
     }

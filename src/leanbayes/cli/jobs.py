@@ -3,7 +3,7 @@
 import contextlib
 import datetime
 import functools
-import os
+import itertools
 import signal
 import threading
 from collections.abc import Callable, Iterator, Sequence
@@ -52,7 +52,8 @@ def do_all(jobs: Sequence[Job], data: Data, processes: int) -> list[AssessedRun]
     """Do jobs one after the other in this process, or in several at once that share the machine's cores and GPUs."""
     done = _teller(jobs)
     if processes > 1:
-        return _in_processes(jobs, processes, done)
+        found = _in_processes(jobs, iter(range(len(jobs))), processes, done)
+        return [found[number] for number in range(len(jobs))]
     runs = []
     with _terminated_as_interrupted():
         for job in jobs:
@@ -62,17 +63,24 @@ def do_all(jobs: Sequence[Job], data: Data, processes: int) -> list[AssessedRun]
 
 
 def do_share(jobs: Sequence[Job], processes: int) -> list[AssessedRun]:
-    """Do this process's share of the jobs under a launcher, and bring the runs of all its processes together."""
-    rank, world = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
-    # The others may be training for days when the first is done.
-    torch.distributed.init_process_group("gloo", timeout=datetime.timedelta(days=30))
-    mine = jobs[rank::world]
-    finished = _in_processes(mine, processes, _teller(mine, f"process {rank}: "))
+    """Do jobs under a launcher, each process taking the next that nobody has, and bring the runs of all together."""
+    from torch.distributed.rendezvous import rendezvous
+
+    store, rank, world = next(rendezvous("env://"))
+
+    def taken() -> Iterator[int]:
+        while (number := store.add("taken", 1) - 1) < len(jobs):
+            yield number
+
+    # The others may be training for days when this one is done.
+    long = datetime.timedelta(days=30)
+    torch.distributed.init_process_group("gloo", timeout=long, world_size=world, rank=rank, store=store)
+    found = _in_processes(jobs, taken(), processes, _teller(jobs, lambda: store.add("done", 1)))
     signal.signal(signal.SIGINT, signal.SIG_DFL)  # while it waits for the others, Python would not see it
-    every: list[list[AssessedRun]] = [[] for _ in range(world)]
-    torch.distributed.all_gather_object(every, finished)
-    order = {(job.name, job.recipe.seed): place for place, job in enumerate(jobs)}
-    return sorted((run for runs in every for run in runs), key=lambda run: order[run.method, run.seed])
+    every: list[dict[int, AssessedRun]] = [{}] * world
+    torch.distributed.all_gather_object(every, found)
+    runs = {number: run for some in every for number, run in some.items()}
+    return [runs[number] for number in range(len(jobs))]
 
 
 def do_together(jobs: Sequence[Job], data: Data) -> list[AssessedRun]:
@@ -81,7 +89,6 @@ def do_together(jobs: Sequence[Job], data: Data) -> list[AssessedRun]:
         _train(job, data)
     if not is_first_process():
         return []
-    torch.distributed.destroy_process_group()  # or else scores would be those of all processes
     done = _teller(jobs)
     runs = []
     for job in jobs:
@@ -123,9 +130,11 @@ def _named(job: Job) -> Iterator[None]:
         raise KeyboardInterrupt(str(stop) or STOPPED) from None
 
 
-def _in_processes(jobs: Sequence[Job], processes: int, done: Callable[[AssessedRun], None]) -> list[AssessedRun]:
+def _in_processes(
+    jobs: Sequence[Job], numbers: Iterator[int], processes: int, done: Callable[[AssessedRun], None]
+) -> dict[int, AssessedRun]:
     quiet = [replace(job, task=replace(job.task, quiet=True)) for job in jobs]
-    return side_by_side(_do_alone, quiet, min(processes, len(jobs)), done) if jobs else []
+    return side_by_side(_do_alone, quiet, numbers, processes, done)
 
 
 def _do_alone(job: Job) -> AssessedRun:
@@ -136,14 +145,12 @@ def _do_alone(job: Job) -> AssessedRun:
 _data_of = functools.cache(load_data)
 
 
-def _teller(jobs: Sequence[Job], who: str = "") -> Callable[[AssessedRun], None]:
-    """Return what tells of each run that is done."""
-    count = 0
+def _teller(jobs: Sequence[Job], count: Callable[[], int] | None = None) -> Callable[[AssessedRun], None]:
+    """Return what tells of each run that is done, and which it is of all."""
+    count = count or functools.partial(next, itertools.count(1))
 
     def tell(run: AssessedRun) -> None:
-        nonlocal count
-        count += 1
-        text = f"{who}{run.method}, seed {run.seed}: {in_words(run.scores)} ({count} of {len(jobs)})"
+        text = f"{run.method}, seed {run.seed}: {in_words(run.scores)} ({count()} of {len(jobs)})"
         say(not jobs[0].task.quiet, text)
 
     return tell

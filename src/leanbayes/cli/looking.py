@@ -28,7 +28,9 @@ from leanbayes.training.progress import Progress, say
 from leanbayes.training.record import write_json
 
 FILE = "assessment.json"
-_PARTS = {"look", "scores", "curves", "extremes", "shifts", "ood", "costs", "figures", "galleries", "notes"}
+_PARTS = frozenset(
+    "look scores curves extremes shift_examples shifts ood pruning explanation costs figures galleries notes".split()
+)
 _TURN, _NOISE = 90, -6  # degrees and decibels that make test images something else
 _MADE = ("rotated", "noisy")  # of the test images themselves
 
@@ -68,6 +70,8 @@ def look_at(
 def _assess(
     run: TrainedRun, data: Data, look: Look, ood: Sequence[str] | None, root: Path | None, name: str, shown: bool
 ) -> dict[str, Any]:
+    if data.test is None:
+        raise LeanBayesError(f"{data.name} has no test data to look at: add some.")
     sets, notes = ood_sets(ood, data, root, look, run.model.device)
     bar: Progress | None = None
 

@@ -1,0 +1,203 @@
+"""Processes side by side: each is given one piece of work after the other, and all of them stop when this one does."""
+
+import _thread
+import contextlib
+import itertools
+import multiprocessing
+import os
+import signal
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from multiprocessing import resource_tracker
+from multiprocessing.connection import Connection, wait
+from multiprocessing.process import BaseProcess
+from typing import Any
+
+import torch
+
+from leanbayes.cli.main import _one_line_warnings
+from leanbayes.errors import LeanBayesError
+from leanbayes.training.stopping import StopSignals
+
+STOPPED = "Stopped; the same command goes on from there."
+_SIGNALS = (signal.SIGINT, signal.SIGTERM)
+_OF_LAUNCHERS = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_RANK", "MASTER_ADDR", "MASTER_PORT")
+_PREFIXES = ("TORCHELASTIC_", "ACCELERATE_", "ROLE_")
+_KEPT = ("ACCELERATE_MIXED_PRECISION", "ACCELERATE_USE_CPU")  # how to train, not with whom
+
+
+@dataclass(frozen=True)
+class _Worker:
+    """A process. Work and answers go through `pipe`; it stops when `leash` is closed, by us or by our own end."""
+
+    process: BaseProcess
+    pipe: Connection
+    leash: Connection
+
+    def answer(self, item: Any) -> Any:
+        """Return what has come of an item."""
+        try:
+            answer = self.pipe.recv()
+        except (EOFError, OSError):
+            self.process.join()
+            raise LeanBayesError(f"{item}: {_how_it_ended(self.process.exitcode)}") from None
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
+
+def side_by_side(
+    function: Callable[[Any], Any],
+    items: Sequence[Any],
+    numbers: Iterator[int],
+    processes: int,
+    done: Callable[[Any], None],
+) -> dict[int, Any]:
+    """Call a function of a module on the items of these numbers, in as many processes, and return the answers.
+
+    done: is told of each answer as it comes. Ctrl-C and SIGTERM reach what is being done as one Ctrl-C.
+    """
+    answers: dict[int, Any] = {}
+    first = list(itertools.islice(numbers, processes))
+    if not first:
+        return answers
+    at_work: dict[Any, tuple[_Worker, int]] = {}
+
+    def give_work(worker: _Worker, number: int) -> None:
+        with contextlib.suppress(OSError):  # its end is told by the answer
+            worker.pipe.send(items[number])
+        at_work[worker.pipe] = worker, number
+
+    # A launcher tells its processes again and again, which is not to say that they should hurry.
+    with StopSignals(True, repeated="WORLD_SIZE" in os.environ) as stop, _started(function, len(first)) as workers:
+        for worker, number in zip(workers, first, strict=True):
+            give_work(worker, number)
+        while at_work:
+            for pipe in wait([*at_work], timeout=0.2):
+                worker, number = at_work.pop(pipe)
+                answers[number] = worker.answer(items[number])
+                done(answers[number])
+                for next_number in itertools.islice(numbers, 1):
+                    give_work(worker, next_number)
+            if stop.came:
+                raise KeyboardInterrupt(STOPPED)
+    return answers
+
+
+@contextlib.contextmanager
+def _started(function: Callable[[Any], Any], processes: int) -> Iterator[list[_Worker]]:
+    """Start processes; after a block that fails, what they do is stopped, and they are given time for checkpoints."""
+    workers: list[_Worker] = []
+    threads = max(1, torch.get_num_threads() // processes)
+    try:
+        for place in range(processes):
+            workers.append(_start(function, threads, place))
+        yield workers
+        _end(workers)
+    except BaseException:
+        for worker in workers:
+            worker.leash.close()
+        _end(workers)
+        raise
+
+
+def _end(workers: Sequence[_Worker]) -> None:
+    """Wait until all are done; whoever presses Ctrl-C meanwhile wants no checkpoints."""
+    try:
+        for worker in workers:
+            worker.pipe.close()
+        for worker in workers:
+            worker.process.join()
+    except KeyboardInterrupt:
+        for worker in workers:
+            worker.process.kill()
+        raise
+
+
+def _start(function: Callable[[Any], Any], threads: int, place: int) -> _Worker:
+    context = multiprocessing.get_context("spawn")
+    pipe, other_pipe = context.Pipe()
+    other_leash, leash = context.Pipe(duplex=False)
+    process = context.Process(target=_work, args=(function, threads, other_pipe, other_leash))
+    resource_tracker.ensure_running()  # or else it starts with the process, and lets the signals through again
+    with _environment_of(place), _signals_blocked():
+        process.start()
+    other_pipe.close()
+    other_leash.close()
+    return _Worker(process, pipe, leash)
+
+
+def _work(function: Callable[[Any], Any], threads: int, pipe: Connection, leash: Connection) -> None:
+    """Do what comes through the pipe, until it is closed.
+
+    This process was started with signals blocked: the leash alone stops what it does, and only once. To a training a
+    second signal means that there is no time for a checkpoint.
+    """
+    torch.set_num_threads(threads)
+    os.register_at_fork(after_in_child=_terminable)  # processes that read data
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        threading.Thread(target=_watch, args=(leash,), daemon=True).start()
+        with _one_line_warnings():
+            while True:
+                try:
+                    item = pipe.recv()
+                except (EOFError, OSError):
+                    return
+                try:
+                    answer = function(item)
+                except (LeanBayesError, ModuleNotFoundError) as error:
+                    answer = error
+                with contextlib.suppress(OSError):  # nobody wants it any more
+                    pipe.send(answer)
+    except KeyboardInterrupt:
+        return
+    finally:
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+
+
+def _watch(leash: Connection) -> None:
+    """Stop what is being done, as Ctrl-C does, when the leash is let go of."""
+    with contextlib.suppress(EOFError, OSError):
+        leash.recv()
+    _thread.interrupt_main()
+
+
+def _terminable() -> None:
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGTERM])
+
+
+def _how_it_ended(code: int | None) -> str:
+    if code is not None and code < 0:
+        how = f"its process was killed (signal {-code}), which is often for want of memory: use fewer --jobs"
+    else:
+        how = f"its process ended with code {code}: what it has said above tells why"
+    return f"{how}. What is finished is kept, and the same command goes on."
+
+
+@contextlib.contextmanager
+def _signals_blocked() -> Iterator[None]:
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+@contextlib.contextmanager
+def _environment_of(place: int) -> Iterator[None]:
+    """Let a process know of no launcher, and see one GPU of its own where there are several."""
+    before = dict(os.environ)
+    for name in before:
+        if name in _OF_LAUNCHERS or (name.startswith(_PREFIXES) and name not in _KEPT):
+            del os.environ[name]
+    gpus = torch.cuda.device_count()
+    if gpus > 1:
+        names = before.get("CUDA_VISIBLE_DEVICES", ",".join(map(str, range(gpus)))).split(",")
+        os.environ["CUDA_VISIBLE_DEVICES"] = names[(int(before.get("LOCAL_RANK", 0)) + place) % gpus]
+    try:
+        yield
+    finally:
+        os.environ.clear()
+        os.environ.update(before)

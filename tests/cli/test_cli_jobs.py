@@ -1,0 +1,331 @@
+"""Runs of a comparison at the same time: in processes side by side, and shared out among those of a launcher."""
+
+import contextlib
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, Self
+
+import pytest
+import torch
+from cli_cases import ENVIRONMENT, TINY, Cli, Told, must_not_train, run_main, without_times
+from training_cases import finish, together
+
+from leanbayes.cli import main
+from leanbayes.cli.workers import _environment_of
+from leanbayes.training import read_record
+from leanbayes.training.loop import Loop
+
+METHODS = ("deterministic", "mean-field:samples=2")
+RUNS = ("deterministic-0", "mean-field-samples=2-0")
+WORDS = ("compare", *METHODS, *(word for word in TINY if word != "--quiet"))
+ENDLESS = ("compare", *METHODS, *TINY, "--epochs", 1_000_000, "--jobs", 2, "--out", "a")
+
+
+def results_in(folder: str | Path) -> Any:
+    """What was found, but for the times that it took."""
+    return without_times(json.loads(Path(folder, "compare.json").read_text())["results"])
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _one_thread() -> Iterator[None]:
+    """More of them add up in another order."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
+@pytest.fixture(scope="module")
+def alone(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Four runs, one after the other."""
+    folder = tmp_path_factory.mktemp("alone") / "a"
+    assert main([str(word) for word in ("compare", *METHODS, *TINY, "--seeds", 2, "--out", folder)]) == 0
+    return folder
+
+
+def workers_of(parent: int) -> list[int]:
+    """The processes that another has started to work for it, and that have not ended."""
+    found = []
+    for folder in Path("/proc").glob("[0-9]*"):
+        try:
+            state, father = (folder / "stat").read_text().rpartition(")")[2].split()[:2]
+            if int(father) == parent and state != "Z" and b"spawn_main" in (folder / "cmdline").read_bytes():
+                found.append(int(folder.name))
+        except OSError:  # it has ended meanwhile
+            continue
+    return sorted(found)
+
+
+def wait_until(there: Callable[[], Any], seconds: float = 60) -> bool:
+    end = time.monotonic() + seconds
+    while not there() and time.monotonic() < end:
+        time.sleep(0.02)
+    return bool(there())
+
+
+def status_of(run: str) -> str:
+    try:
+        return str(read_record(Path("a", run))["status"])
+    except ValueError:  # it is not there yet
+        return ""
+
+
+# -- side by side -----------------------------------------------------------------------------------------------------
+
+
+def test_a_run_that_fails_is_named_and_those_that_are_finished_are_kept(
+    cli: Cli, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    words = ("compare", "deterministic", "mean-field:init_std=1e30", *TINY, "--out", "a")
+    for jobs in (2, 1):
+        told = cli(*words, "--jobs", jobs, code=1)
+        pattern = r"leanbayes: mean-field:init_std=1e30, seed 0: [^\n]*loss is (inf|nan)[^\n]*lower[^\n]*\.\n"
+        assert re.fullmatch(pattern, told.err), told.err
+        assert told.out == ""
+    assert not Path("a/compare.json").exists()
+    monkeypatch.setattr(Loop, "run", must_not_train)
+    assert re.search(r"^deterministic +\d", cli("compare", "deterministic", *TINY, "--out", "a").out, re.MULTILINE)
+
+
+@pytest.fixture
+def when_training() -> Iterator[Callable[[Callable[[list[int]], None]], None]]:
+    """Do something to the processes of this one when two of them train; in the end none of them may be left."""
+    assert threading.current_thread() is threading.main_thread()  # where Python meets signals
+    ended = threading.Event()
+    threads: list[threading.Thread] = []
+
+    def act(what: Callable[[list[int]], None]) -> None:
+        if wait_until(lambda: [status_of(run) for run in RUNS] == ["running"] * 2):
+            what(workers_of(os.getpid()))
+        if not ended.wait(60):  # or else this test would wait for ever
+            for worker in workers_of(os.getpid()):
+                os.kill(worker, signal.SIGKILL)
+
+    def start(what: Callable[[list[int]], None]) -> None:
+        threads.append(threading.Thread(target=act, args=(what,)))
+        threads[-1].start()
+
+    yield start
+    ended.set()
+    for thread in threads:
+        thread.join()
+    assert workers_of(os.getpid()) == []
+
+
+def check_stopped(run: str) -> None:
+    assert status_of(run) == "stopped"
+    assert len(list(Path("a", run, "checkpoints").glob("step-*"))) == 1
+    assert not Path("a", run, "model.safetensors").exists()
+
+
+def test_a_process_that_is_killed_is_told_and_the_others_stop(cli: Cli, when_training: Any) -> None:
+    when_training(lambda workers: os.kill(workers[0], signal.SIGKILL))
+    told = cli(*ENDLESS, code=1)
+    killed = next(name for name, run in zip(METHODS, RUNS, strict=True) if status_of(run) == "running")
+    assert told.err == (
+        f"leanbayes: {killed}, seed 0: its process was killed (signal 9), which is often for want of memory: use fewer "
+        "--jobs. What is finished is kept, and the same command goes on.\n"
+    )
+    check_stopped(next(run for name, run in zip(METHODS, RUNS, strict=True) if name != killed))
+
+
+@pytest.fixture
+def sigterm() -> Iterator[None]:
+    """SIGTERM must not end pytest, and its handler must be put back."""
+
+    def uncaught(number: int, frame: Any) -> None:
+        raise AssertionError("SIGTERM was not caught")
+
+    before = signal.signal(signal.SIGTERM, uncaught)
+    yield
+    assert signal.signal(signal.SIGTERM, before) is uncaught
+
+
+@pytest.mark.usefixtures("sigterm")
+def test_a_signal_to_the_first_process_alone_stops_all_with_checkpoints(cli: Cli, when_training: Any) -> None:
+    when_training(lambda workers: os.kill(os.getpid(), signal.SIGTERM))
+    assert cli(*ENDLESS, code=130).err == "leanbayes: Stopped; the same command goes on from there.\n"
+    for run in RUNS:
+        check_stopped(run)
+
+
+@pytest.mark.usefixtures("sigterm")
+def test_a_second_signal_waits_for_no_checkpoint(cli: Cli, when_training: Any) -> None:
+    def stop_twice(workers: list[int]) -> None:
+        for worker in workers:
+            os.kill(worker, signal.SIGSTOP)  # it never comes to its checkpoint
+        for number in (signal.SIGTERM, signal.SIGINT):
+            os.kill(os.getpid(), number)
+            time.sleep(1)
+
+    when_training(stop_twice)
+    assert re.fullmatch(r"leanbayes: Stopped[^\n]*\.\n", cli(*ENDLESS, code=130).err)
+    for run in RUNS:
+        assert not list(Path("a", run).glob("checkpoints/step-*"))
+
+
+# The program, whose seventh steps last until a signal has come; its processes read this file, too.
+SLOW = """
+import os, sys, time
+from pathlib import Path
+from leanbayes.cli import main
+from leanbayes.training.loop import Loop
+
+step = Loop._step
+
+def slow(self, parts):
+    step(self, parts)
+    if self._run.steps_done == 7:
+        Path(f"seventh-{os.getpid()}").touch()
+        while not self._run.stop.came:
+            time.sleep(0.01)
+        for _ in range(100):  # long enough for a second signal, if there were one
+            time.sleep(0.01)
+
+Loop._step = slow
+if __name__ == "__main__":
+    sys.exit(main())
+"""
+
+
+class Program:
+    """The slow program, as the leader of a group of processes, until both of its own are in their seventh step."""
+
+    def __init__(self) -> None:
+        Path("program.py").write_text(SLOW)
+        self._process = subprocess.Popen(
+            [sys.executable, "program.py", *map(str, WORDS), "--seeds", "2", "--jobs", "2", "--out", "a"],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            env=ENVIRONMENT,
+            start_new_session=True,
+        )
+        self._workers: list[int] = []
+
+    def __enter__(self) -> Self:
+        wait_until(lambda: len(list(Path().glob("seventh-*"))) == 2 or self._process.poll() is not None)
+        self._workers = workers_of(self._process.pid)
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        for process in (*self._workers, self._process.pid):
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(process, signal.SIGKILL)
+        self._process.communicate()
+
+    def interrupt(self) -> None:
+        """Press Ctrl-C, which reaches the whole group."""
+        os.killpg(self._process.pid, signal.SIGINT)
+
+    def end(self) -> Told:
+        out, err = self._process.communicate(timeout=60)
+        assert len(self._workers) == 2, err
+        assert not any(Path(f"/proc/{worker}").exists() for worker in self._workers)
+        return Told(self._process.returncode, out, err)
+
+
+def test_ctrl_c_stops_all_processes_with_checkpoints_and_the_same_command_goes_on(cli: Cli, alone: Path) -> None:
+    with Program() as program:
+        program.interrupt()
+        assert program.end() == (130, "", "leanbayes: Stopped; the same command goes on from there.\n")
+    for run in RUNS:
+        check_stopped(run)
+        assert Path("a", run, "checkpoints", "step-000000007").is_dir()
+    told = cli(*WORDS, "--seeds", 2, "--jobs", 2, "--out", "a")
+    # Two runs went on and two were new, and all are what they are when they are made one after the other.
+    assert results_in("a") == results_in(alone)
+    for model in alone.glob("*/model.safetensors"):
+        assert Path("a", model.parent.name, model.name).read_bytes() == model.read_bytes()
+    lines = told.err.splitlines()
+    assert len(lines) == 4
+    for number, line in enumerate(lines, start=1):
+        assert re.fullmatch(rf"\S+, seed [01]: RMSE [\d.]+, NLL [\d.]+ \({number} of 4\)", line)
+    told_of = {line.partition(": RMSE")[0] for line in lines}
+    assert told_of == {f"{name}, seed {seed}" for name in METHODS for seed in (0, 1)}
+    assert workers_of(os.getpid()) == []
+
+
+# -- launchers --------------------------------------------------------------------------------------------------------
+
+
+def test_torchrun_shares_the_runs_out(cli: Cli, alone: Path) -> None:
+    launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "-m", "leanbayes"]
+    words = [*WORDS, "--seeds", 2, "--device", "cpu", "--out", "a"]
+    environment = {name: value for name, value in ENVIRONMENT.items() if name != "PYTHONWARNINGS"}  # torchrun's own
+    done = subprocess.run(
+        [*launch, *map(str, words)], env=environment, capture_output=True, text=True, check=False, timeout=120
+    )
+    assert done.returncode == 0, done.stderr
+    assert results_in("a") == results_in(alone)
+    assert done.stdout == cli(*words).out  # which is told from the same files, and only once
+    found = re.findall(r"(\S+, seed \d): RMSE [\d.]+, NLL [\d.]+ \((\d) of 4\)", done.stderr)
+    assert {name for name, _ in found} == {f"{name}, seed {seed}" for name in METHODS for seed in (0, 1)}
+    assert sorted(number for _, number in found) == ["1", "2", "3", "4"]
+    for run in Path("a").glob("*/run.json"):
+        assert read_record(run.parent)["config"]["parts_of_a_batch"] == 1
+
+
+def by_two(*words: object) -> list[str]:
+    """Run a command in two processes that know of each other, and return what each has printed."""
+    said = Path.cwd()
+    processes = together(run_main, 2, [str(word) for word in words], said)
+    assert [finish(process) for process in processes] == [0, 0]
+    return [(said / f"{rank}.out").read_text() for rank in range(2)]
+
+
+def test_fewer_runs_than_processes_are_shared_out(cli: Cli, alone: Path) -> None:
+    words = ("compare", "deterministic", *TINY, "--out", Path("a").resolve())
+    first, second = by_two(*words)
+    assert second == ""
+    assert first == cli(*words).out
+    assert results_in("a") == results_in(alone)[:1]
+
+
+def test_all_processes_may_work_on_each_run_together(cli: Cli) -> None:
+    words = ("compare", *METHODS, *TINY, "--optimiser", "sgd", "--lr", 0.01)
+    first, second = by_two(*words, "--together", "--out", Path("a").resolve())
+    assert second == ""
+    assert first.count("deterministic ") == 1
+    cli(*words, "--accumulate", 2, "--out", "b")
+    for run in RUNS:
+        assert read_record(Path("a", run))["config"]["parts_of_a_batch"] == 2
+    for one, other in zip(results_in("a"), results_in("b"), strict=True):
+        assert one["scores"] == pytest.approx(other["scores"], rel=1e-4)
+        assert one["scores"]["examples"] == 100
+
+
+def test_processes_know_of_no_launcher_and_have_gpus_of_their_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    launcher = {"RANK": "3", "WORLD_SIZE": "4", "TORCHELASTIC_RUN_ID": "x", "ACCELERATE_USE_FSDP": "1"}
+    kept = {"ACCELERATE_MIXED_PRECISION": "bf16", "OMP_NUM_THREADS": "1"}
+    for name, value in {**launcher, **kept, "LOCAL_RANK": "1"}.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    before = dict(os.environ)
+    for gpus, given, expected in (
+        (0, None, [None, None, None]),
+        (1, "7", ["7", "7", "7"]),
+        (3, None, ["1", "2", "0"]),
+        (2, "4,6", ["6", "4", "6"]),
+    ):
+        monkeypatch.setattr(torch.cuda, "device_count", lambda count=gpus: count)
+        if given:
+            monkeypatch.setenv("CUDA_VISIBLE_DEVICES", given)
+            before["CUDA_VISIBLE_DEVICES"] = given
+        elif "CUDA_VISIBLE_DEVICES" in before:
+            monkeypatch.delenv("CUDA_VISIBLE_DEVICES")
+            del before["CUDA_VISIBLE_DEVICES"]
+        for place, seen in enumerate(expected):
+            with _environment_of(place):
+                assert os.environ.get("CUDA_VISIBLE_DEVICES") == seen
+                assert not {*launcher, "LOCAL_RANK"} & os.environ.keys()
+                assert {name: os.environ[name] for name in kept} == kept
+            assert dict(os.environ) == before
