@@ -3,7 +3,9 @@
 import errno
 import itertools
 import json
+import os
 import random
+import stat
 import struct
 from collections.abc import Callable
 from pathlib import Path
@@ -405,3 +407,13 @@ def test_a_failed_write_leaves_the_old_file(error: BaseException, saved: Path, m
         lb.bayesianize(CASES["mlp"].build(), lb.MeanField()).save(saved)
     assert saved.read_bytes() == before
     assert list(saved.parent.iterdir()) == [saved]
+
+
+@pytest.mark.parametrize(("mask", "mode"), [(0o022, 0o644), (0o077, 0o600), (0o002, 0o664)])
+def test_a_file_is_open_to_whom_the_user_wishes(mask: int, mode: int, tmp_path: Path) -> None:
+    before = os.umask(mask)
+    try:
+        lb.bayesianize(nn.Linear(2, 2), lb.MeanField()).save(tmp_path / "model.safetensors")
+    finally:
+        os.umask(before)
+    assert stat.S_IMODE((tmp_path / "model.safetensors").stat().st_mode) == mode

@@ -18,7 +18,9 @@ def written_whole(path: str | os.PathLike[str]) -> Iterator[Path]:
     temporary = target.with_name(f"{target.name}.{secrets.token_hex(4)}{PART}")
     try:
         os.close(os.open(temporary, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o666))
+        mode = temporary.stat().st_mode
         yield temporary
+        os.chmod(temporary, mode)  # whoever wrote it may have put a file of its own there, closed to others
         with open(temporary, "rb") as file:
             os.fsync(file.fileno())
         os.replace(temporary, target)

@@ -2,6 +2,7 @@
 
 import contextlib
 import json
+import multiprocessing
 import os
 import re
 import signal
@@ -19,7 +20,7 @@ from cli_cases import ENVIRONMENT, TINY, Cli, Told, must_not_train, run_main, wi
 from training_cases import finish, together
 
 from leanbayes.cli import main
-from leanbayes.cli.workers import _environment_of
+from leanbayes.cli.workers import _environment_of, side_by_side
 from leanbayes.training import read_record
 from leanbayes.training.loop import Loop
 
@@ -93,6 +94,19 @@ def test_a_run_that_fails_is_named_and_those_that_are_finished_are_kept(
     assert not Path("a/compare.json").exists()
     monkeypatch.setattr(Loop, "run", must_not_train)
     assert re.search(r"^deterministic +\d", cli("compare", "deterministic", *TINY, "--out", "a").out, re.MULTILINE)
+
+
+def start_method(item: int) -> tuple[int, str]:
+    return item, multiprocessing.get_start_method()
+
+
+def test_data_are_read_by_processes_that_start_as_they_would_without_jobs() -> None:
+    """Those of a spawned process would be spawned, too, and import torch anew in every epoch."""
+    told: list[Any] = []
+    found = side_by_side(start_method, [7, 8, 9], iter([0, 2]), 2, told.append)
+    expected = {0: (7, multiprocessing.get_start_method()), 2: (9, multiprocessing.get_start_method())}
+    assert found == expected
+    assert sorted(told) == sorted(expected.values())
 
 
 @pytest.fixture

@@ -1,6 +1,7 @@
 """Ctrl-C and SIGTERM: the step is finished, a checkpoint written, and the same command goes on."""
 
 import json
+import os
 import re
 import signal
 import subprocess
@@ -97,6 +98,27 @@ def test_a_signal_stops_the_program_with_a_checkpoint_and_it_goes_on(
     told = cli(*STOPPED, "--out", "a")
     assert told.err.startswith(f"MeanField on toy: 810 examples, going on from step 7 of {STEPS} in a\n")
     assert_same_run(Path("a"), whole)
+
+
+def test_a_signal_to_all_processes_leaves_the_training_the_data_that_it_needs(pets: Path) -> None:
+    """As a cluster sends it: also to the processes that read data."""
+    words = [sys.executable, "-c", SLOW, "fit", "deterministic", "--data", str(pets), "--resize", "16", "16"]
+    words += ["--model", "small-cnn", "--workers", "2", "--batch-size", "1", "--validation-share", "0.5"]
+    words += ["--epochs", "100", "--out", "a"]
+    process = subprocess.Popen(
+        words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=ENVIRONMENT, start_new_session=True
+    )
+    try:
+        end = time.monotonic() + 60
+        while not Path("seventh").exists() and process.poll() is None and time.monotonic() < end:
+            time.sleep(0.02)
+        os.killpg(process.pid, signal.SIGTERM)
+        _, err = process.communicate(timeout=60)
+    finally:
+        process.kill()
+    assert process.returncode == 130, err
+    assert err.splitlines()[-1] == "leanbayes: Stopped at step 7; the same command goes on from there."
+    assert [path.name for path in Path("a/checkpoints").iterdir()] == ["step-000000007"]
 
 
 class Signals:

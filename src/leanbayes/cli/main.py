@@ -40,7 +40,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command and return the exit code."""
     words = list(sys.argv[1:] if arguments is None else arguments)
     try:
-        with _one_line_warnings():
+        with one_line_warnings():
             code = _run(words)
         sys.stdout.flush()
         return code
@@ -105,7 +105,7 @@ def _complain(text: str, code: int) -> int:
 
 
 @contextlib.contextmanager
-def _one_line_warnings() -> Iterator[None]:
+def one_line_warnings() -> Iterator[None]:
     """Tell warnings of leanbayes once, in a line, without the place in the code that they come from."""
     told: set[str] = set()
 

@@ -20,7 +20,7 @@ from leanbayes.evaluation import Look
 from leanbayes.files import written_whole
 from leanbayes.methods import describe_method
 from leanbayes.report import AssessedRun, document_of, write
-from leanbayes.report.collect import _check_same_task as check_same_task
+from leanbayes.report.collect import check_same_task as check_same_task
 from leanbayes.training.record import FREE, without_places
 
 Runs = Annotated[tuple[Path, ...], tyro.conf.Positional, tyro.conf.arg(metavar="RUNS")]

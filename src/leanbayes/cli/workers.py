@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 
-from leanbayes.cli.main import _one_line_warnings
+from leanbayes.cli.main import one_line_warnings
 from leanbayes.errors import LeanBayesError
 from leanbayes.training.stopping import StopSignals
 
@@ -119,7 +119,8 @@ def _start(function: Callable[[Any], Any], threads: int, place: int) -> _Worker:
     context = multiprocessing.get_context("spawn")
     pipe, other_pipe = context.Pipe()
     other_leash, leash = context.Pipe(duplex=False)
-    process = context.Process(target=_work, args=(function, threads, other_pipe, other_leash))
+    method = multiprocessing.get_start_method()
+    process = context.Process(target=_work, args=(function, threads, method, other_pipe, other_leash))
     resource_tracker.ensure_running()  # or else it starts with the process, and lets the signals through again
     with _environment_of(place), _signals_blocked():
         process.start()
@@ -128,18 +129,19 @@ def _start(function: Callable[[Any], Any], threads: int, place: int) -> _Worker:
     return _Worker(process, pipe, leash)
 
 
-def _work(function: Callable[[Any], Any], threads: int, pipe: Connection, leash: Connection) -> None:
+def _work(function: Callable[[Any], Any], threads: int, start_method: str, pipe: Connection, leash: Connection) -> None:
     """Do what comes through the pipe, until it is closed.
 
     This process was started with signals blocked: the leash alone stops what it does, and only once. To a training a
     second signal means that there is no time for a checkpoint.
     """
     torch.set_num_threads(threads)
-    os.register_at_fork(after_in_child=_terminable)  # processes that read data
+    # Or else the processes that read data would start as this one did, and import torch anew in every epoch.
+    multiprocessing.set_start_method(start_method, force=True)
     signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
         threading.Thread(target=_watch, args=(leash,), daemon=True).start()
-        with _one_line_warnings():
+        with one_line_warnings():
             while True:
                 try:
                     item = pipe.recv()
@@ -162,10 +164,6 @@ def _watch(leash: Connection) -> None:
     with contextlib.suppress(EOFError, OSError):
         leash.recv()
     _thread.interrupt_main()
-
-
-def _terminable() -> None:
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGTERM])
 
 
 def _how_it_ended(code: int | None) -> str:

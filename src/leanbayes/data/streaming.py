@@ -3,6 +3,7 @@
 import contextlib
 import hashlib
 import random
+import signal
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
@@ -13,6 +14,8 @@ from torch.utils.data import DataLoader, Dataset, default_collate
 from leanbayes.data.base import as_pair
 from leanbayes.errors import LeanBayesError
 from leanbayes.network import tensors_of
+
+_PATIENCE = 30.0  # seconds
 
 
 @contextlib.contextmanager
@@ -80,6 +83,26 @@ def _collate(examples: Any) -> Any:
         )
 
 
+def _be_patient(worker: int) -> None:
+    """Meet a SIGTERM later: one that is sent to all processes is met by the training, which still needs its data."""
+    if hasattr(signal, "setitimer"):  # not on Windows
+        signal.signal(signal.SIGTERM, lambda *_: signal.setitimer(signal.ITIMER_REAL, _PATIENCE))  # which then ends it
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGTERM])
+
+
+@contextlib.contextmanager
+def _sigterm_later() -> Iterator[None]:
+    """Start processes that meet no SIGTERM before they are patient."""
+    if not hasattr(signal, "pthread_sigmask"):
+        yield
+        return
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGTERM])
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
 def stream(
     dataset: Dataset[Any], places: Iterable[list[tuple[int, int]]], workers: int, pin_memory: bool
 ) -> Iterator[tuple[Any, Any]]:
@@ -90,9 +113,12 @@ def stream(
         num_workers=workers,
         pin_memory=pin_memory,
         collate_fn=_collate,
+        worker_init_fn=_be_patient,
         generator=torch.Generator(),  # else each epoch would take a number from the global one
     )
-    for batch in loader:
+    with _sigterm_later():
+        batches = iter(loader)
+    for batch in batches:
         if isinstance(batch, LeanBayesError):
             raise batch
         yield batch[0], batch[1]

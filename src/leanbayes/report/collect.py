@@ -28,7 +28,7 @@ _TESTED = ("quality", "shift", "out of distribution")  # groups of columns that 
 
 def document_of(runs: Sequence[AssessedRun], title: str = "", command: str = "") -> Document:
     """Bring the runs of several methods and seeds on one data set together."""
-    _check_same_task(runs)
+    check_same_task(runs)
     groups = by_method(runs)
     config, shown = runs[0].record["config"], table(runs)
     seeds = sorted({run.seed for run in runs})
@@ -45,7 +45,8 @@ def document_of(runs: Sequence[AssessedRun], title: str = "", command: str = "")
     )
 
 
-def _check_same_task(runs: Sequence[AssessedRun]) -> None:
+def check_same_task(runs: Sequence[AssessedRun]) -> None:
+    """Refuse runs that cannot stand in one table."""
     if not runs:
         raise LeanBayesError("A report needs at least one run: give the folder of one.")
     data = sorted({str(run.record["config"]["data"]) for run in runs})
