@@ -1,7 +1,12 @@
 """Batches: every example once, an order that can be repeated, resumed and shared, and the same values on either way."""
 
+import os
 import random
+import signal
+import threading
+import time
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -14,7 +19,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, Subset, TensorDataset
 
 import leanbayes as lb
-from leanbayes.data import ArrayDataset, Augment, Batches, Normalise
+from leanbayes.data import ArrayDataset, Augment, Batches, Normalise, streaming
 
 # More workers than cores, which torch warns of on a small machine, are the same to these tests.
 pytestmark = pytest.mark.filterwarnings("ignore:This DataLoader will create")
@@ -467,3 +472,35 @@ def test_a_default_device_does_not_matter() -> None:
         batches = Batches(dataset, 4, augment=Augment(1)).epoch(3)
         found = [y.tolist() for _, y in batches]
     assert found == expected
+
+
+class Sleepy(Dataset[Any]):
+    """An example that takes for ever, and tells which process waits for it."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    def __len__(self) -> int:
+        return 1
+
+    def __getitem__(self, index: int) -> Any:
+        (self.folder / str(os.getpid())).touch()
+        time.sleep(600)
+
+
+def test_a_process_that_reads_data_meets_a_signal_a_little_later(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(streaming, "_PATIENCE", 1.5)
+    begun = []
+
+    def terminate() -> None:
+        while not (found := list(tmp_path.iterdir())):
+            time.sleep(0.02)
+        begun.append(time.monotonic())
+        os.kill(int(found[0].name), signal.SIGTERM)
+
+    threading.Thread(target=terminate, daemon=True).start()
+    with pytest.raises(RuntimeError, match=r"killed by signal: Alarm clock|exited unexpectedly"):
+        next(Batches(Sleepy(tmp_path), 1, shuffle=False, workers=1).epoch())
+    assert time.monotonic() - begun[0] > 1.4
