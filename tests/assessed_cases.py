@@ -59,7 +59,13 @@ def costs(size: int) -> dict[str, Any]:
     ).split()
     ours = {name: float(size * (number + 1)) for number, name in enumerate(names)}
     plain = {name: 100.0 * (number + 1) for number, name in enumerate(names)}
-    return {"examples": 20, "ours": ours, "plain": plain, "ratios": {name: ours[name] / plain[name] for name in names}}
+    return {
+        "examples": 20,
+        "ours": ours,
+        "plain": plain,
+        "ratios": {name: ours[name] / plain[name] for name in names},
+        "members": 1,
+    }
 
 
 def record(seed: int, size: int) -> dict[str, Any]:
@@ -70,7 +76,7 @@ def record(seed: int, size: int) -> dict[str, Any]:
             "examples": "abc",
             "classes": list(NAMES),
             "model": {"name": "mlp"},
-            "recipe": {"epochs": 5, "batch_size": 16, "temperature": 1.0, "seed": seed},
+            "recipe": {"epochs": 5, "batch_size": 16, "temperature": 1.0, "samples": 2, "seed": seed},
         },
         "command": f"leanbayes fit --seed {seed}",
         "versions": {"leanbayes": "0.1.0", "torch": "2.13.0"},

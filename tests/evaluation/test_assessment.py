@@ -186,6 +186,7 @@ def test_costs_are_ours_those_of_the_plain_network_and_ratios(whole: Any) -> Non
     costs = found["costs"]
     assert costs["examples"] == 16
     assert costs["ours"]["samples"] == 3
+    assert costs["members"] == 1
     assert costs["ours"]["trainable"] == sum(p.numel() for p in bnn.parameters())
     assert costs["plain"]["trainable"] == sum(p.numel() for p in network().parameters())
     assert costs["ratios"] == {name: ours / costs["plain"][name] for name, ours in costs["ours"].items()}

@@ -237,14 +237,22 @@ def test_every_score_of_yes_and_no(details: bool) -> None:
     found = scored(Scores(details=details), lb.BinaryPrediction(1, None, probs, expected_entropy), y, [7, 53])
     p, truth = probs.double().numpy().ravel(), y.numpy().ravel()
     entropy = stats.entropy(np.stack([p, 1 - p]), axis=0)
+    cut = [
+        np.array_split(np.argsort(p, kind="stable"), 15),
+        [np.flatnonzero(np.ceil(p * 15) == b + 1) for b in range(15)],
+    ]
+    gaps = [sum(abs((truth[rows] - p[rows]).sum()) for rows in bins) / len(p) for bins in cut]
+    wrong = ((p >= 0.5) != truth)[np.argsort(entropy)]
     expected = {
         "accuracy": binary_accuracy(probs, y).item(),
         "nll": metrics.log_loss(truth, p),
         "brier": metrics.brier_score_loss(truth, p),
+        "ece": gaps[1],
+        **({"adaptive_ece": gaps[0], "aurc": (wrong.cumsum() / np.arange(1, len(p) + 1)).mean()} if details else {}),
         "entropy": entropy.mean(),
         "mutual_information": np.maximum(entropy - expected_entropy.numpy().ravel(), 0).mean(),
     }
-    assert expected.keys() == names(BinaryOutcome, details=True)
+    assert expected.keys() == names(BinaryOutcome, details=details)
     assert found == pytest.approx(expected, rel=1e-4)
 
 

@@ -76,6 +76,14 @@ def test_costs_are_brought_to_the_units_of_the_columns() -> None:
     }
     assert {key: found[key] for key in expected} == pytest.approx(expected)
     assert "train_peak_mb" not in found
+    # 32 steps of 16 examples, each with two passes forward, and backward twice their work.
+    one_pass = costs["ours"]["predict_effective_flops"] / costs["ours"]["samples"]
+    assert found["train_tflops"] == pytest.approx(3 * 2 * 32 * 16 * round(one_pass) / 1e12)
+    assert found["train_flops_ratio"] == pytest.approx(2 * one_pass / costs["plain"]["predict_flops"])
+    three = changed(one, "assessment", "costs", "members", value=3).figures()  # an ensemble trains all of them
+    assert three["train_tflops"] == pytest.approx(3 * found["train_tflops"])
+    assert three["train_flops_ratio"] == pytest.approx(3 * found["train_flops_ratio"])
+    assert "train_tflops" not in changed(one, "record", "history", value=[]).figures()
     on_gpu = changed(one, "record", "costs", "peak_memory_bytes", value=3_000_000)
     assert on_gpu.figures()["train_peak_mb"] == 3
 

@@ -151,7 +151,7 @@ class _Assessment:
         self._next("cost")
         x, _ = next(self._batches(self.test))
         found = costs_of(self.bnn, x, samples=self.look.samples, rule=self.look.rule)
-        return {**asdict(found), "ratios": found.ratios()}
+        return {**asdict(found), "ratios": found.ratios(), "members": self.bnn.members or 1}
 
     def _batches(self, dataset: Dataset[Any], limit: int | None = None, normalise: bool = True) -> Iterator[Any]:
         """Give batches in a fixed order, of at most some examples that are chosen at random, the same every time."""

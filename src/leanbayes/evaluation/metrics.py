@@ -103,6 +103,10 @@ def _brier(o: ClassOutcome) -> Tensor:
     return _wide(o.probs).square().sum(-1) - 2 * _wide(o.chosen) + 1
 
 
+def _is_right(o: BinaryOutcome) -> Tensor:
+    return (o.probs >= 0.5) == (o.truth >= 0.5)
+
+
 def _binary_nll(o: BinaryOutcome) -> Tensor:
     p, truth = _wide(o.probs), _wide(o.truth)
     return -(truth * _log(p) + (1 - truth) * _log(1 - p))
@@ -152,9 +156,12 @@ _CLASSES: tuple[Metric, ...] = (
     mean("mutual_information", lambda o: o.mutual_information),
 )
 _BINARY: tuple[Metric, ...] = (
-    mean("accuracy", lambda o: (o.probs >= 0.5) == (o.truth >= 0.5)),
+    mean("accuracy", _is_right),
     mean("nll", _binary_nll),
     mean("brier", lambda o: (_wide(o.probs) - _wide(o.truth)).square()),
+    Sum("ece", lambda o: calibration.bin_sums(o.probs, o.truth), calibration.expected_calibration_error),
+    Whole("adaptive_ece", lambda o: calibration.adaptive_ece(o.probs, o.truth)),
+    Whole("aurc", lambda o: selective.area_under_risk_coverage(o.entropy, (~_is_right(o)).double())),
     mean("entropy", lambda o: o.entropy),
     mean("mutual_information", lambda o: o.mutual_information),
 )

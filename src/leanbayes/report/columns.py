@@ -98,6 +98,9 @@ _COST = (
     Column("kilo_stored", "stored ×1000", "cost", "low", "number", "Numbers that the model keeps, in thousands."),
     Column("file_kb", "file kB", "cost", "low", "number", "Size of the saved model."),
     Column("epoch_ms", "train ms/epoch", "cost", "low", "number", "Median time of a pass over the training data."),
+    Column(
+        "train_tflops", "train TFLOPs", "cost", "low", "number", "Counted work of the training; zeros cost nothing."
+    ),
     Column("train_peak_mb", "train peak MB", "cost", "low", "number", "Most GPU memory that training has taken."),
     Column("predict_ms_per_1000", "predict ms/1000", "cost", "low", "number", "Time to predict 1000 examples."),
     Column("predict_mflops", "MFLOPs", "cost", "low", "number", "Counted work of one prediction; zeros cost nothing."),
@@ -109,14 +112,15 @@ _RATIOS = (
     Column(
         "predict_time_ratio", "predict × plain", _PLAIN, "low", "times", "Prediction time over the plain network's."
     ),
+    Column("train_flops_ratio", "train FLOPs × plain", _PLAIN, "low", "times", "Counted work of the training, too."),
     Column("predict_flops_ratio", "FLOPs × plain", _PLAIN, "low", "times", "Counted work over the plain network's."),
     Column("predict_moved_ratio", "moved × plain", _PLAIN, "low", "times", "Memory traffic over the plain network's."),
     Column("predict_peak_ratio", "peak × plain", _PLAIN, "low", "times", "Peak memory over the plain network's."),
 )
 # Counted, not measured: where all runs of a method have the same, the least needs no interval to be the least.
 _COUNTED = frozenset(
-    "kilo_trained kilo_stored file_kb file_ratio predict_mflops predict_flops_ratio predict_moved_mb "
-    "predict_moved_ratio predict_peak_mb predict_peak_ratio".split()
+    "kilo_trained kilo_stored file_kb file_ratio train_tflops train_flops_ratio predict_mflops predict_flops_ratio "
+    "predict_moved_mb predict_moved_ratio predict_peak_mb predict_peak_ratio".split()
 )
 _DOUBT = (*_UNCERTAINTY, *_EXPLANATION)
 _OOD = "ood:"

@@ -6,6 +6,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from leanbayes.cost import Flops
+from leanbayes.evaluation.cost import training_flops
 from leanbayes.evaluation.seeds import spearman
 
 
@@ -26,12 +28,24 @@ class AssessedRun:
     def figures(self) -> dict[str, float]:
         """Return all that a table may show, by the keys of its columns."""
         found = self.assessment
-        costs = {**in_columns(self.record["costs"]), **_predicting(found["costs"])}
+        costs = {**in_columns(self.record["costs"]), **_predicting(found["costs"]), **self._training_work()}
         values = {**found["scores"], **_means(found["shifts"]), **_doubt_and_noise(found["shifts"]), **costs}
         values |= found.get("explanation", {})
         for name, one in found["ood"].items():
             values[f"ood:{name}"] = one["by"]["entropy"]["auroc"]
         return values
+
+    def _training_work(self) -> dict[str, float]:
+        """Count the work of the whole training, and that of the plain network with as many examples."""
+        costs, recipe, history = self.assessment["costs"], self.record["config"]["recipe"], self.record["history"]
+        if not history:
+            return {}
+        ours, plain = costs["ours"], costs["plain"]["predict_flops"]
+        one_pass = ours["predict_effective_flops"] / ours["samples"]
+        passes = costs["members"] * recipe["samples"]  # of an example, in a step of the training
+        seen = history[-1]["step"] * recipe["batch_size"]
+        work = training_flops(Flops(effective=round(one_pass)), seen, 1, passes).effective
+        return {"train_tflops": work / 1e12, "train_flops_ratio": passes * one_pass / plain}
 
 
 def by_method(runs: Iterable[AssessedRun]) -> dict[str, list[AssessedRun]]:
