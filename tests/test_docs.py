@@ -40,6 +40,7 @@ def names() -> dict[str, object]:
         "train_loader": DataLoader(train_set, batch_size=32),
         "x_test": x,
         "test_loader": DataLoader(train_set, batch_size=40),
+        "test_set": TensorDataset(*train_set[:30]),
     }
 
 
@@ -83,19 +84,22 @@ def test_the_page_on_metrics_runs(names: dict[str, object]) -> None:
     assert (0.5**0.5) * 0.1 < scores["spherical"] <= 1
 
 
-def test_the_page_on_reports_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_page_on_reports_runs(names: dict[str, object], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    own, corrupted = python_blocks(ROOT / "docs" / "report.md")
+    monkeypatch.chdir(tmp_path)
+    exec(own, names)
+    assert "<html" in (tmp_path / "report.html").read_text()
     (tmp_path / "CIFAR-10-C").mkdir()
     random = np.random.default_rng(0)
     np.save(tmp_path / "CIFAR-10-C" / "fog.npy", random.integers(0, 256, (20, 32, 32, 3), dtype=np.uint8))
     np.save(tmp_path / "CIFAR-10-C" / "labels.npy", random.integers(0, 10, 20, dtype=np.uint8))
     monkeypatch.setenv("LEANBAYES_DATA", str(tmp_path))
     network = nn.Sequential(nn.Flatten(), nn.Linear(3072, 10))
-    names = {
+    names |= {
         "bnn": lb.bayesianize(network, lb.MeanField()),
         "data": SimpleNamespace(normalise=Normalise((0.5,), (0.25,))),
     }
-    (block,) = python_blocks(ROOT / "docs" / "report.md")
-    exec(block, names)
+    exec(corrupted, names)
     assert 0 <= names["scores"]["accuracy"] <= 1  # type: ignore[index]
 
 
