@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 import leanbayes as lb
 from leanbayes.evaluation import Scores
+from leanbayes.evaluation.calibration import bin_sums
 from leanbayes.evaluation.curves import curves_of, entropy_edges, extremes_of, histogram
 
 
@@ -92,11 +93,11 @@ def test_without_details_there_are_only_the_bins_of_the_answers() -> None:
     assert curves_of(scores).keys() == {"reliability"}
 
 
-def test_yes_and_no_have_no_curves() -> None:
+def test_yes_and_no_have_the_reliability_of_yes() -> None:
     probs = torch.rand(20, 2)
     scores = Scores(details=True)
     scored(scores, lb.BinaryPrediction(1, None, probs, torch.zeros(20, 2)), probs.round())
-    assert curves_of(scores) == {}
+    assert curves_of(scores) == {"reliability": bin_sums(probs, probs.round()).tolist()}
 
 
 def test_of_equal_examples_the_first_come_first() -> None:
