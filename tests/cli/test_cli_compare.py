@@ -1,6 +1,7 @@
 """`leanbayes compare`: methods × seeds, one table, and a winner only where the seeds say so."""
 
 import contextlib
+import hashlib
 import io
 import json
 import math
@@ -18,10 +19,9 @@ from cli_cases import LOOK, TINY, Cli, load_run, must_not_train, without_times
 from scipy import stats
 
 import leanbayes as lb
-from leanbayes import config
+from leanbayes import config, report
 from leanbayes.cli import main
 from leanbayes.cli.tables import SHOWN, comparison, show
-from leanbayes.evaluation import assess
 from leanbayes.report import Cell, Column, Row, Table
 from leanbayes.report.columns import known_keys
 from leanbayes.training.loop import Loop
@@ -88,24 +88,24 @@ class Work(NamedTuple):
 @pytest.fixture
 def work(monkeypatch: pytest.MonkeyPatch) -> Callable[[], Work]:
     """Count the work that is done from one call to the next."""
-    trained, assessed, run = [], [], Loop.run
+    trained, looks, run, assessed = [], [], Loop.run, report.assessed
 
     def train(self: Loop) -> None:
         trained.append(self)
         run(self)
 
     def look(*args: Any, **kwargs: Any) -> Any:
-        assessed.append(args)
-        return assess(*args, **kwargs)
+        looks.append(args)
+        return assessed(*args, **kwargs)
 
     def count() -> Work:
-        found = Work(len(trained), len(assessed))
+        found = Work(len(trained), len(looks))
         trained.clear()
-        assessed.clear()
+        looks.clear()
         return found
 
     monkeypatch.setattr(Loop, "run", train)
-    monkeypatch.setattr("leanbayes.cli.looking.assess", look)
+    monkeypatch.setattr("leanbayes.cli.looking.assessed", look)
     return count
 
 
@@ -220,6 +220,11 @@ def test_a_comparison_is_not_cut_off(
     assert len(head) < len(LONG) + 70  # no wider than need be
 
 
+def test_a_comparison_is_not_a_run_but_its_runs_are_named(compared: Comparison, cli: Cli) -> None:
+    first = sorted(compared.folder.glob("*/run.json"))[0].parent
+    assert cli("evaluate", compared.folder, code=1).err.endswith(f"give one of the runs in it, such as {first}.\n")
+
+
 # -- winners ----------------------------------------------------------------------------------------------------------
 
 
@@ -241,6 +246,8 @@ def test_a_star_is_where_the_seeds_say_so(
             path = Path("a", f"{name}-{seed}", "assessment.json")
             kept = json.loads(path.read_text())
             kept["scores"]["rmse"] = value
+            found_then = {part: of for part, of in kept.items() if part not in ("key", "digest")}
+            kept["digest"] = hashlib.sha256(json.dumps(found_then).encode()).hexdigest()
             path.write_text(json.dumps(kept))
     out = cli("compare", *SHORT, *TINY, "--seeds", 3, "--out", "a").out
     for name, values in zip(SHORT, found, strict=True):
@@ -308,11 +315,11 @@ def test_the_figures_are_complete(compared: Comparison) -> None:
 
 def test_data_of_another_kind_are_in_the_figures(cli: Cli) -> None:
     words = ("--model", "mlp", "--epochs", 1, "--quiet", *LOOK, "--ood", "Rotated", "noisy", "--out", "a")
-    cli("compare", "deterministic", *words)
+    cli("compare", "deterministic", *words, "--look.ood-examples", 30)
     (result,) = figures_in("a")["results"]
     assert list(result["ood"]) == ["Rotated", "noisy"]
     for one in result["ood"].values():
-        assert one["examples"] == 20
+        assert one["examples"] == 30
         assert {"entropy", "max_probability", "mutual_information"} == one["by"].keys()
         assert 0 <= one["by"]["entropy"]["auroc"] <= 1
 
@@ -350,7 +357,7 @@ def must_not_look(*args: Any, **kwargs: Any) -> Any:
 
 def test_a_comparison_is_not_done_again(compared: Comparison, cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Loop, "run", must_not_train)
-    monkeypatch.setattr("leanbayes.cli.looking.assess", must_not_look)
+    monkeypatch.setattr("leanbayes.cli.looking.assessed", must_not_look)
     told = cli(*compared.words)
     assert told.err == ""  # --quiet
     assert told.out == compared.out
@@ -400,6 +407,7 @@ FOREIGN = {
     "no object": lambda text: "[]",
     "foreign": lambda text: '{"a": 1}',
     "without a key": lambda text: json.dumps({**json.loads(text), "key": None}),
+    "changed by hand": lambda text: json.dumps({**json.loads(text), "costs": {}, "ood": None}),
     "without a part": lambda text: json.dumps({k: v for k, v in json.loads(text).items() if k != "curves"}),
     "of another version": lambda text: text.replace(f'"{lb.__version__}"', '"0.0.1"', 1),
 }
@@ -417,7 +425,8 @@ def test_a_look_that_is_not_whole_is_taken_again(
     cli(*two.words)
     assert work() == (0, 1)
     assert without_times(figures_in("a")["results"]) == without_times(two.figures["results"])
-    assert without_times(json.loads(path.read_text())) == without_times(json.loads(text))
+    again, before = ({**json.loads(one), "digest": None} for one in (path.read_text(), text))
+    assert without_times(again) == without_times(before)
 
 
 def test_a_look_that_is_no_text_is_taken_again(two: Comparison, cli: Cli, work: Callable[[], Work]) -> None:

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from cli_cases import LOOK, TINY, TOY, Cli, must_not_train
@@ -16,6 +17,7 @@ from torch.utils.data import TensorDataset
 
 import leanbayes as lb
 from leanbayes.cli import main
+from leanbayes.data import read_images
 from leanbayes.report import Document, write
 from leanbayes.training import fit, read_record
 from leanbayes.training.loop import Loop
@@ -59,7 +61,7 @@ def nothing_is_done(monkeypatch: pytest.MonkeyPatch) -> None:
     def must_not_look(*args: Any, **kwargs: Any) -> Any:
         raise AssertionError("it looks at a run")
 
-    monkeypatch.setattr("leanbayes.cli.looking.assess", must_not_look)
+    monkeypatch.setattr("leanbayes.cli.looking.assessed", must_not_look)
     monkeypatch.setattr(Loop, "run", must_not_train)
 
 
@@ -101,6 +103,52 @@ def test_a_look_that_is_kept_is_not_taken_again(cli: Cli, runs: Path, documents:
     for row in first.table.rows:
         assert row.runs == 2
         assert row.cells["rmse"].low < row.cells["rmse"].mean < row.cells["rmse"].high
+
+
+@pytest.mark.usefixtures("nothing_is_done")
+def test_a_report_takes_the_look_that_there_is(cli: Cli, runs: Path, documents: list[Document]) -> None:
+    before = {path: path.read_bytes() for path in runs.glob("*/assessment.json")}
+    cli("report", runs)
+    assert documents[0].facts["test examples"] == "100; under shift 20"
+    assert {path: path.read_bytes() for path in runs.glob("*/assessment.json")} == before
+
+
+def test_another_look_is_taken_where_it_is_asked_for_or_the_data_are_others(
+    cli: Cli, documents: list[Document]
+) -> None:
+    table = Path("a.csv")
+    values = np.random.default_rng(0).normal(size=(60, 3))
+    np.savetxt(table, values, delimiter=",")
+    cli("fit", "deterministic", "--data", table, "--epochs", 1, "--quiet", "--out", "run")
+    cli("report", "run", *LOOK, "--quiet")
+    cli("report", "run", "--quiet")
+    cli("report", "run", "--look.shift-examples", 3, "--look.shifts", "noise", "--quiet")
+    found = [one.facts["test examples"].partition("; ")[2] for one in documents]
+    assert found == ["under shift 6", "under shift 6", "under shift 3"]
+    values[:, 2] *= 5  # other targets
+    np.savetxt(table, values, delimiter=",")
+    cli("report", "run", "--quiet")
+    rmse = [one.table.rows[0].cells["rmse"].mean for one in documents]
+    assert rmse[0] == rmse[1] == rmse[2] != rmse[3]
+
+
+def test_data_of_another_kind_that_come_later_are_seen(
+    cli: Cli, numbers: Path, documents: list[Document], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shutil.copytree(numbers, "run")
+    monkeypatch.setattr("leanbayes.cli.looking.OOD", {"digits": ("mnist", "letters")})
+    look = ("--look.shifts", "labels", "--look.no-pruning", "--look.ood-examples", 30, "--quiet")
+    cli("report", "run", *look)
+    assert "mnist" in documents[0].facts["left out"]
+    # Files of other images of that size stand for it.
+    monkeypatch.setattr("leanbayes.cli.looking.read_images", lambda name, *args: read_images("letters", "test"))
+    cli("report", "run", *look)
+    keys = [{column.key for column in one.table.columns if "ood:" in column.key} for one in documents]
+    assert keys == [
+        {"ood:letters", "ood:rotated", "ood:noisy"},
+        {"ood:mnist", "ood:letters", "ood:rotated", "ood:noisy"},
+    ]
+    assert "left out" not in documents[1].facts
 
 
 @pytest.mark.usefixtures("nothing_is_done")

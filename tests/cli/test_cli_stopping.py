@@ -217,7 +217,7 @@ def test_a_signal_stops_a_look_and_it_goes_on(
 ) -> None:
     words = ("compare", "deterministic", *TINY, "--out", "a")
     with monkeypatch.context() as patch:
-        patch.setattr("leanbayes.cli.looking.assess", lambda *args, **kwargs: signal.raise_signal(number))
+        patch.setattr("leanbayes.cli.looking.assessed", lambda *args, **kwargs: signal.raise_signal(number))
         assert cli(*words, code=130).err == "leanbayes: Stopped; the same command goes on from there.\n"
     assert not Path("a/deterministic-0/assessment.json").exists()
     monkeypatch.setattr(Loop, "run", must_not_train)

@@ -186,7 +186,7 @@ def test_costs_are_ours_those_of_the_plain_network_and_ratios(whole: Any) -> Non
     costs = found["costs"]
     assert costs["examples"] == 16
     assert costs["ours"]["samples"] == 3
-    assert costs["members"] == 1
+    assert costs["train_flops"] == costs["plain"]["predict_flops"]  # one draw
     assert costs["ours"]["trainable"] == sum(p.numel() for p in bnn.parameters())
     assert costs["plain"]["trainable"] == sum(p.numel() for p in network().parameters())
     assert costs["ratios"] == {name: ours / costs["plain"][name] for name, ours in costs["ours"].items()}
@@ -504,10 +504,38 @@ def test_a_look_that_cannot_be_is_refused(settings: dict[str, Any], words: list[
     expect(lambda: Look(**settings), *words)
 
 
+def test_other_data_are_not_for_yes_and_no() -> None:
+    x, y = torch.randn(20, 3), torch.randint(2, (20, 2)).float()
+    dataset = TensorDataset(x, y)
+    bnn = lb.bayesianize(nn.Linear(3, 2), lb.MeanField(), likelihood=lb.Bernoulli())
+    data = Data("d", "classification", dataset, dataset, dataset, (3,), 2)
+    look = Look(shifts=(), pruning=False)
+    assert assess(bnn, data, look)["scores"].keys() >= {"accuracy", "ece", "aurc"}
+    expect(lambda: assess(bnn, data, look, ood={"far": dataset}), "among classes", "leave ood out")
+
+
+@pytest.mark.parametrize("method", [lb.MeanField(rule="local"), lb.MeanField(), lb.Ensemble(3)], ids=str)
+def test_the_work_of_a_training_does_not_depend_on_how_it_predicts(method: lb.Method) -> None:
+    bnn, data = lb.bayesianize(network(), method), image_data()
+    look = Look(samples=1, rule=None if bnn.members else "mean", shifts=(), pruning=False)
+    costs = assess(bnn, data, look)["costs"]
+    bnn.trained_rule = bnn.rule
+    trained = assess(bnn, data, look)["costs"]
+    products = {"local": 2, "sample": 1, "mean": 1}[bnn.rule] * (bnn.members or 1)
+    assert trained["train_flops"] == products * trained["plain"]["predict_flops"]
+    assert trained["ours"]["predict_effective_flops"] == costs["ours"]["predict_effective_flops"]
+
+
 def test_other_data_are_for_classifiers() -> None:
     data = table_data()
     bnn = lb.bayesianize(table_network(), lb.Deterministic(), likelihood=lb.Gaussian())
     expect(lambda: assess(bnn, data, ood={"table": data.test}), "regression", "leave ood out")  # type: ignore[dict-item]
+
+
+def test_data_of_torch_are_to_be_wrapped() -> None:
+    dataset: Any = image_data().test
+    bnn = lb.bayesianize(network(), lb.Deterministic())
+    expect(lambda: assess(bnn, dataset), type(dataset).__name__, "from_datasets")
 
 
 def test_without_test_data_there_is_nothing_to_look_at() -> None:

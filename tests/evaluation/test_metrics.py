@@ -18,7 +18,7 @@ from torchmetrics.functional.classification import (
 from training_cases import expect
 
 import leanbayes as lb
-from leanbayes.evaluation import METRICS, Scores
+from leanbayes.evaluation import METRICS, Scores, mean
 from leanbayes.evaluation.curves import curves_of
 from leanbayes.evaluation.outcomes import BinaryOutcome, ClassOutcome, Outcome, RegressionOutcome
 
@@ -225,6 +225,12 @@ def test_dense_predictions_keep_no_examples() -> None:
     curves = curves_of(scores)
     assert curves.keys() == {"reliability", "class_reliability", "iou"}
     assert np.sum(curves["reliability"][2]) == 3 * 4 * 36
+
+
+def test_a_mean_of_means_is_refused() -> None:
+    prediction = lb.ClassPrediction(1, None, torch.rand(8, 3).softmax(1), torch.zeros(8), 1)
+    scores = Scores(metrics=[mean("m", lambda o: o.right.float().mean())])
+    expect(lambda: scores.update(prediction, torch.zeros(8, dtype=torch.long)), "one for each, not their mean")
 
 
 # -- yes or no --------------------------------------------------------------------------------------------------------

@@ -77,13 +77,9 @@ def test_costs_are_brought_to_the_units_of_the_columns() -> None:
     assert {key: found[key] for key in expected} == pytest.approx(expected)
     assert "train_peak_mb" not in found
     # 32 steps of 16 examples, each with two passes forward, and backward twice their work.
-    one_pass = costs["ours"]["predict_effective_flops"] / costs["ours"]["samples"]
-    assert found["train_tflops"] == pytest.approx(3 * 2 * 32 * 16 * round(one_pass) / 1e12)
-    assert found["train_flops_ratio"] == pytest.approx(2 * one_pass / costs["plain"]["predict_flops"])
-    three = changed(one, "assessment", "costs", "members", value=3).figures()  # an ensemble trains all of them
-    assert three["train_tflops"] == pytest.approx(3 * found["train_tflops"])
-    assert three["train_flops_ratio"] == pytest.approx(3 * found["train_flops_ratio"])
-    assert "train_tflops" not in changed(one, "record", "history", value=[]).figures()
+    assert found["train_gflops"] == pytest.approx(3 * 2 * 32 * 16 * 600 / 1e9)
+    assert found["train_flops_ratio"] == pytest.approx(2 * 600 / costs["plain"]["predict_flops"])
+    assert "train_gflops" not in changed(one, "record", "history", value=[]).figures()
     on_gpu = changed(one, "record", "costs", "peak_memory_bytes", value=3_000_000)
     assert on_gpu.figures()["train_peak_mb"] == 3
 
@@ -209,7 +205,8 @@ def test_one_seed_or_different_seeds_have_winners_by_counts_only() -> None:
         assert words in shown.note
         assert set(shown.winners) == {
             "kilo_trained", "kilo_stored", "file_kb", "file_ratio", "predict_mflops", "predict_flops_ratio",
-            "predict_moved_mb", "predict_moved_ratio", "predict_peak_mb", "predict_peak_ratio",
+            "predict_moved_mb", "predict_moved_ratio", "predict_peak_mb", "predict_peak_ratio", "train_gflops",
+            "train_flops_ratio",
         }  # fmt: skip
         assert set(shown.winners.values()) == {("a",)}
 

@@ -231,6 +231,16 @@ def test_classes_that_are_nowhere_have_no_intersection_over_union() -> None:
     assert figures.segmentation(nowhere, NAMES) == []
 
 
+def test_a_measure_that_is_the_same_for_all_is_not_drawn() -> None:
+    kinds = ONE[0].assessment["ood"]
+    same = {
+        kind: {**one, "by": {**one["by"], "mutual_information": {**one["by"]["entropy"], "auroc": 0.5}}}
+        for kind, one in kinds.items()
+    }
+    (figure,) = figures.detection([changed(ONE[0], "assessment", "ood", value=same)])
+    assert [series.name for series in figure.series] == ["1 − confidence", "entropy"]
+
+
 @pytest.mark.parametrize("some", [SEEDS])
 def test_what_is_left_after_pruning_is_drawn_over_the_share(some: list[AssessedRun]) -> None:
     (figure,) = figures.pruning(some)

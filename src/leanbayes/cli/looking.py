@@ -1,9 +1,11 @@
 """A trained run seen from all sides, once: what is found is kept in the run's folder, as assessment.json."""
 
 import contextlib
+import functools
 import hashlib
 import json
-from collections.abc import Sequence
+import os
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,23 +16,19 @@ import leanbayes
 from leanbayes import config
 from leanbayes.cli.presets import OOD
 from leanbayes.cli.runs import TrainedRun
-from leanbayes.data import ArrayDataset, Batches, Data, read_images
+from leanbayes.data import ArrayDataset, Batches, Data, fingerprint, read_images
 from leanbayes.data.images import IMAGE_SETS
 from leanbayes.errors import LeanBayesError, did_you_mean
-from leanbayes.evaluation import Look, assess
-from leanbayes.evaluation.assessment import batch_size
+from leanbayes.evaluation import Look
+from leanbayes.evaluation.assessment import batch_size, some
 from leanbayes.evaluation.shift import add_noise, rotate
 from leanbayes.methods import describe_method
 from leanbayes.noise import mix
-from leanbayes.report import AssessedRun
-from leanbayes.report.pictures import galleries_of
+from leanbayes.report import AssessedRun, assessed
 from leanbayes.training.progress import Progress, say
 from leanbayes.training.record import write_json
 
 FILE = "assessment.json"
-_PARTS = frozenset(
-    "look scores curves extremes shift_examples shifts ood pruning explanation costs figures galleries notes".split()
-)
 _TURN, _NOISE = 90, -6  # degrees and decibels that make test images something else
 _MADE = ("rotated", "noisy")  # of the test images themselves
 
@@ -38,7 +36,7 @@ _MADE = ("rotated", "noisy")  # of the test images themselves
 def look_at(
     run: TrainedRun,
     data: Data,
-    look: Look,
+    look: Look | None,
     ood: Sequence[str] | None = None,
     root: Path | None = None,
     *,
@@ -48,31 +46,32 @@ def look_at(
 ) -> AssessedRun:
     """Assess a run, or take what is kept of an earlier look that was the same, unless it is wished anew.
 
-    ood: names of data sets of another kind, or None for those that suit the data. name: what to call the method.
+    look: how to look, or None for what is kept, however that was, or else as usual. ood: names of data sets of another
+    kind, or None for those that suit the data. name: what to call the method.
     """
+    if data.test is None:
+        raise LeanBayesError(f"{data.name} has no test data to look at: add some.")
     method, seed = name or describe_method(run.model.method), run.record["config"]["recipe"]["seed"]
-    key = {
-        "look": config.encode(look),
-        "ood": ood,
+    key: dict[str, Any] = {
         "model": _fingerprint(run.folder / "model.safetensors"),
+        "test": [fingerprint(data.test), *data.target_std],  # a table is standardised: its unit is not in it
         "leanbayes": leanbayes.__version__,
     }
-    found = None if anew else _kept(run.folder / FILE, key)
+    found = _kept(run.folder / FILE, key) if look is None and not anew else None
     if found is None:
-        found = _assess(run, data, look, ood, root, f"{method}, seed {seed}", shown)
-        try:
-            write_json(run.folder / FILE, {"key": key, **found})
-        except LeanBayesError as error:  # in somebody else's folder, perhaps
-            say(shown, f"What was found is not kept: {error}")
+        look = look or Look()
+        sets, notes = ood_sets(ood, data, root, look, run.model.device)
+        key |= {"look": config.encode(look), "ood": {name: _told_by(name, one) for name, one in sets.items()}}
+        found = None if anew else _kept(run.folder / FILE, key)
+        if found is None:
+            found = {**_assess(run, data, look, sets, f"{method}, seed {seed}", shown), "notes": notes}
+            _keep(run.folder / FILE, key, found, shown)
     return AssessedRun(method, seed, run.record, found)
 
 
 def _assess(
-    run: TrainedRun, data: Data, look: Look, ood: Sequence[str] | None, root: Path | None, name: str, shown: bool
+    run: TrainedRun, data: Data, look: Look, sets: Mapping[str, Dataset[Any]], name: str, shown: bool
 ) -> dict[str, Any]:
-    if data.test is None:
-        raise LeanBayesError(f"{data.name} has no test data to look at: add some.")
-    sets, notes = ood_sets(ood, data, root, look, run.model.device)
     bar: Progress | None = None
 
     def tell(what: str, done: int, of: int) -> None:
@@ -85,20 +84,34 @@ def _assess(
 
     with contextlib.ExitStack() as ending:
         workers = run.record["config"]["recipe"]["workers"]
-        found = assess(run.model, data, look, ood=sets, workers=workers, tell=tell)
-    figures = run.model.method.figures(run.model, found["scores"], run.record["costs"])
-    galleries = galleries_of(run.model, data, found)
-    return {**found, "figures": [figure.to_json() for figure in figures], "galleries": galleries, "notes": notes}
+        return assessed(run.model, data, run.record["costs"], look, ood=sets, workers=workers, tell=tell)
+
+
+def _keep(path: Path, key: dict[str, Any], found: dict[str, Any], shown: bool) -> None:
+    try:
+        write_json(path, {"key": key, "digest": _digest(found), **found})
+    except LeanBayesError as error:  # in somebody else's folder, perhaps
+        say(shown, f"What was found is not kept: {error}")
 
 
 def _kept(path: Path, key: dict[str, Any]) -> dict[str, Any] | None:
-    """Read an earlier look, if there is one, it is whole, and it was the same."""
+    """Read an earlier look, if there is one, it is as it was written, and it was the same in all that the key has."""
     try:
         found = json.loads(path.read_text())
-    except (OSError, ValueError):
+        had, digest = found.pop("key"), found.pop("digest")
+        same = all(had[name] == value for name, value in json.loads(json.dumps(key)).items())
+        return found if same and digest == _digest(found) else None
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
         return None
-    same = isinstance(found, dict) and found.pop("key", None) == json.loads(json.dumps(key)) and found.keys() >= _PARTS
-    return found if same else None
+
+
+def _digest(found: dict[str, Any]) -> str:
+    return hashlib.sha256(json.dumps(found).encode()).hexdigest()
+
+
+def _told_by(name: str, dataset: Dataset[Any]) -> str:
+    """Tell a data set by its examples; those that are made of the test data follow from these."""
+    return "made" if _plain(name) in _MADE else fingerprint(dataset)
 
 
 def _fingerprint(path: Path) -> str:
@@ -152,22 +165,26 @@ def _plain(name: str) -> str:
 
 
 def _read(name: str, data: Data, root: Path | None) -> Dataset[Any]:
-    found = read_images(name, "test", root)
+    found = _images(name, root, os.environ.get("LEANBAYES_DATA"))
     if tuple(found.x.shape[1:]) != data.input_shape:
         shape, wanted = ("×".join(map(str, of)) for of in (found.x.shape[1:], data.input_shape))
         raise LeanBayesError(f"The images of {name} are {shape}, and the network wants {wanted}: choose another --ood.")
     return found
 
 
+@functools.lru_cache(maxsize=4)
+def _images(name: str, root: Path | None, place: str | None) -> ArrayDataset:
+    """Read a data set once for all runs; an error is met each time."""
+    return read_images(name, "test", root)
+
+
 def _made(name: str, data: Data, look: Look, device: torch.device | str) -> Dataset[Any]:
-    """Turn the test images by 90 degrees, or drown them in noise."""
+    """Turn test images by 90 degrees, or drown them in noise: some of them, chosen at random."""
     assert data.test is not None
-    images, labels = [], []
+    test, images, labels = some(data.test, look.ood_examples, look.seed), [], []
     generator = torch.Generator().manual_seed(mix(look.seed))
-    for x, y in Batches(data.test, batch_size(data.input_shape), device=device, shuffle=False).epoch():
+    for x, y in Batches(test, batch_size(data.input_shape), device=device, shuffle=False).epoch():
         x = x.float().div(255) if x.dtype == torch.uint8 else x
         images.append((rotate(x, _TURN) if _plain(name) == "rotated" else add_noise(x, _NOISE, generator)).cpu())
         labels.append(y.cpu())
-        if sum(map(len, labels)) >= look.shift_examples:
-            break
-    return ArrayDataset(torch.cat(images)[: look.shift_examples], torch.cat(labels)[: look.shift_examples])
+    return ArrayDataset(torch.cat(images), torch.cat(labels))

@@ -30,7 +30,8 @@ Runs = Annotated[tuple[Path, ...], tyro.conf.Positional, tyro.conf.arg(metavar="
 class ReportOptions:
     """Write a report on trained runs: one HTML file that can be sent, and opened without a network.
 
-    Runs of one method with several seeds are one line of it. What a look at a run has found is kept in its folder.
+    Runs of one method with several seeds are one line of it. What a look at a run has found is kept in its folder, and
+    it is not looked at again unless --ood or --look.* ask for another look.
 
     Attributes:
         runs: folders of runs, or folders that hold some, such as that of a comparison.
@@ -73,8 +74,9 @@ def _report(options: ReportOptions, command: str) -> None:
         source = str(run.record["config"]["source"])
         if source not in data:
             data[source] = run.data(options.root)
-        name, shown = names[folder], not options.quiet
-        runs.append(look_at(run, data[source], options.look, options.ood, options.root, name=name, shown=shown))
+        usual = options.look == Look() and options.ood is None
+        look, name, shown = None if usual else options.look, names[folder], not options.quiet
+        runs.append(look_at(run, data[source], look, options.ood, options.root, name=name, shown=shown))
     write_report(runs, options.out, options.title or "", command)
 
 

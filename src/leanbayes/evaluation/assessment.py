@@ -17,7 +17,7 @@ from leanbayes.config import configurable
 from leanbayes.data import Batches, Data
 from leanbayes.data.base import check_map_style
 from leanbayes.errors import LeanBayesError
-from leanbayes.evaluation.cost import costs_of
+from leanbayes.evaluation.cost import costs_of, count_flops
 from leanbayes.evaluation.curves import curves_of, entropy_edges, extremes_of, histogram
 from leanbayes.evaluation.detection import detection_scores
 from leanbayes.evaluation.explanation import explanation_scores
@@ -90,6 +90,10 @@ def assess(
     ood: data sets that a classifier has never seen the like of, by name. tell: is called with what comes next, how much
     is done, and how much there is in all. Under `torch.distributed` every process that calls this does all of it.
     """
+    if not isinstance(data, Data):
+        raise LeanBayesError(
+            f"data must be a leanbayes.data.Data, not {type(data).__name__}: from_datasets(train, test=test) makes one."
+        )
     return _Assessment(bnn, data, look or Look(), ood or {}, workers, tell).run()
 
 
@@ -151,17 +155,14 @@ class _Assessment:
         self._next("cost")
         x, _ = next(self._batches(self.test))
         found = costs_of(self.bnn, x, samples=self.look.samples, rule=self.look.rule)
-        return {**asdict(found), "ratios": found.ratios(), "members": self.bnn.members or 1}
+        one_pass = count_flops(self.bnn, x, 1, self.bnn.trained_rule)  # of the training, however it predicts
+        work = one_pass.effective * (self.bnn.members or 1) / found.examples
+        return {**asdict(found), "ratios": found.ratios(), "train_flops": work}
 
     def _batches(self, dataset: Dataset[Any], limit: int | None = None, normalise: bool = True) -> Iterator[Any]:
         """Give batches in a fixed order, of at most some examples that are chosen at random, the same every time."""
-        total = check_map_style(dataset)
-        if limit is not None and limit < total:
-            generator = torch.Generator().manual_seed(mix(self.look.seed))
-            chosen = torch.randperm(total, generator=generator, device="cpu")[:limit]
-            dataset = Subset(dataset, sorted(chosen.tolist()))
         return Batches(
-            dataset,
+            some(dataset, limit, self.look.seed),
             batch_size(self.data.input_shape),
             device=self.bnn.device,
             shuffle=False,
@@ -243,6 +244,8 @@ class _Assessment:
     # -- data of another kind -----------------------------------------------------------------------------------------
 
     def _ood(self, inside: Any) -> dict[str, Any]:
+        if self.ood and not isinstance(inside, ClassOutcome):
+            raise LeanBayesError("Only a model that chooses among classes can tell other data: leave ood out.")
         result = {}
         for name, dataset in self.ood.items():
             self._next(name)
@@ -269,6 +272,15 @@ def _doubts(predicted: Iterable[Any]) -> dict[str, Tensor]:
     parts = [(-one.confidence, one.entropy, one.mutual_information) for one in predicted]
     names = ("max_probability", "entropy", "mutual_information")
     return {name: torch.cat(of).cpu() for name, of in zip(names, zip(*parts, strict=True), strict=True)}
+
+
+def some(dataset: Dataset[Any], limit: int | None, seed: int) -> Dataset[Any]:
+    """Return at most so many examples, chosen at random, in their order."""
+    total = check_map_style(dataset)
+    if limit is None or limit >= total:
+        return dataset
+    chosen = torch.randperm(total, generator=torch.Generator().manual_seed(mix(seed)), device="cpu")[:limit]
+    return Subset(dataset, sorted(chosen.tolist()))
 
 
 def batch_size(input_shape: Sequence[int]) -> int:

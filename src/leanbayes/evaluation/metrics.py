@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from leanbayes.errors import LeanBayesError
 from leanbayes.evaluation import calibration, selective
 from leanbayes.evaluation.intervals import crps, interval_coverage, interval_width
 from leanbayes.evaluation.outcomes import BinaryOutcome, ClassOutcome, Outcome, RegressionOutcome
@@ -55,6 +56,8 @@ def _sum_and_count(of: Callable[[Any], Tensor | None]) -> Callable[[Any], Tensor
         values = of(outcome)
         if values is None:
             return None
+        if not values.dim():
+            raise LeanBayesError("A mean is taken over values of examples: return one for each, not their mean.")
         return torch.stack([values.sum(dtype=torch.float64), values.new_tensor(values.numel(), dtype=torch.float64)])
 
     return total

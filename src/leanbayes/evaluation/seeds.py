@@ -69,15 +69,15 @@ def summarise(values: Sequence[float], level: float = LEVEL) -> Summary:
 def paired_test(a: Sequence[float], b: Sequence[float], level: float = LEVEL) -> PairedTest:
     """Two-sided t-test of the mean of a - b over the same seeds, with its interval.
 
-    One pair, or a nan: nan but for what is known. Differences that are all alike leave no doubt: p is 1 where they are
-    0, else 0.
+    One pair, or a nan: nan but for what is known. Differences that are all 0 have p = 1. Others that are all alike have
+    no spread to judge them by, and p is nan: of scores that come in steps, such as an accuracy, they are no rarity.
     """
     _check_pairs(a, b)
     of = summarise([float(x) - float(y) for x, y in zip(a, b, strict=True)], level)
     if math.isnan(of.std):
         p = math.nan
     elif of.std == 0:
-        p = float(of.mean == 0)
+        p = 1.0 if of.mean == 0 else math.nan
     else:
         t = of.mean * math.sqrt(of.count) / of.std
         p = 2 * float(_scipy_stats().t.sf(abs(t), of.count - 1))
@@ -135,8 +135,8 @@ def winners(values: Mapping[str, Sequence[float]], best: Literal["high", "low"])
     first = max(means, key=lambda name: means[name] if best == "high" else -means[name])
     p_values = {name: paired_test(values[first], values[name]).p_value for name in means if name != first}
     worse: set[str] = set()
-    for name in sorted(p_values, key=lambda name: p_values[name]):
-        if p_values[name] * (len(p_values) - len(worse)) >= 1 - LEVEL:
+    for name in sorted(p_values, key=lambda name: (math.isnan(p_values[name]), p_values[name])):
+        if not p_values[name] * (len(p_values) - len(worse)) < 1 - LEVEL:  # nor where it is nan
             break
         worse.add(name)
     return [name for name in means if name not in worse]

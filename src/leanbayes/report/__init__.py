@@ -1,5 +1,6 @@
 """The report of a comparison: a document of plain data, and the one HTML page that shows it."""
 
+from leanbayes.report.assessed import assessed
 from leanbayes.report.collect import document_of
 from leanbayes.report.document import (
     Cell,
@@ -29,6 +30,7 @@ __all__ = [
     "Row",
     "Section",
     "Table",
+    "assessed",
     "document_of",
     "merge",
     "render",

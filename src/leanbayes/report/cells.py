@@ -83,7 +83,7 @@ def _column(table: Table, column: Column) -> Iterator[Shown]:
             tips.append(f"{len(cell.values)} runs: {', '.join(map(write, cell.values))}")
         yield Shown(
             text=write(cell.mean),
-            spread=f"±{write((cell.high - cell.low) / 2).rstrip('%×')}" if has_interval else "",
+            spread=f"±{write((cell.high - cell.low) / 2).rstrip('%×')}" if cell.high > cell.low else "",
             tip="\n".join(tips),
             runs=tuple(map(write, cell.values)),
             order="" if math.isnan(cell.mean) else str(cell.mean).replace("inf", "Infinity"),

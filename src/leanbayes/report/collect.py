@@ -23,7 +23,8 @@ _SECTIONS: dict[str, tuple[str, str]] = {
     "pruning": ("What can be left out", "How much of the network does the model need?"),
     "training": ("Training", "How the held-out likelihood fell."),
 }
-_TESTED = ("quality", "shift", "out of distribution")  # groups of columns that the summary speaks of
+# What the summary speaks of: few, because each is tested by itself.
+_TESTED = ("accuracy", "miou", "rmse", "nll", "ece", "crps", "corruptions:accuracy", "corruptions:nll", "noise:nll")
 
 
 def document_of(runs: Sequence[AssessedRun], title: str = "", command: str = "") -> Document:
@@ -40,7 +41,7 @@ def document_of(runs: Sequence[AssessedRun], title: str = "", command: str = "")
         table=shown,
         sections=tuple(_sections(groups, config.get("classes") or ())),
         galleries=tuple(_galleries(groups)),
-        facts=_facts(runs, seeds, command),
+        facts=_facts(runs, seeds, command, _variance_of_nll(shown)),
         glossary=GLOSSARY,
     )
 
@@ -101,26 +102,25 @@ def _summary(shown: Table) -> list[str]:
     for column in shown.columns:
         best = shown.winners.get(column.key, ())
         compared = all(math.isfinite(row.cells[column.key].mean) for row in shown.rows)
-        if column.group in _TESTED and len(best) == 1 and compared:
+        if (column.key in _TESTED or column.key.startswith("ood:")) and len(best) == 1 and compared:
             won.setdefault(best[0], []).append(column.title)
     sentences = [
         f"{method} is shown to be better than all others in {', '.join(titles)}." for method, titles in won.items()
     ]
     if len(shown.rows) > 1:
         sentences = sentences or ["No method is shown to be better than all others in any figure of quality."]
-        sentences += _variance_of_nll(shown)
     return sentences
 
 
-def _variance_of_nll(shown: Table) -> list[str]:
+def _variance_of_nll(shown: Table) -> str:
     values = [row.cells["nll"].values for row in shown.rows if "nll" in row.cells]
     test = anova(values) if len(values) > 1 else None
     if test is None or math.isnan(test.p_value):
-        return []
-    return [f"Analysis of variance of the NLL over methods: F = {test.statistic:.3g}, p = {test.p_value:.2g}."]
+        return ""
+    return f"of the NLL over methods: F = {test.statistic:.3g}, p = {test.p_value:.2g}"
 
 
-def _facts(runs: Sequence[AssessedRun], seeds: Sequence[int], command: str) -> dict[str, str]:
+def _facts(runs: Sequence[AssessedRun], seeds: Sequence[int], command: str, variance: str) -> dict[str, str]:
     """Say how the runs came about; where they differ in something, all of it is told."""
     facts = {
         "data": str(runs[0].record["config"]["data"]),
@@ -130,6 +130,7 @@ def _facts(runs: Sequence[AssessedRun], seeds: Sequence[int], command: str) -> d
         "test examples": f"{runs[0].scores['examples']:,}; under shift "
         + _in_all(runs, lambda run: f"{run.assessment['shift_examples']:,}"),
         "draws of a prediction": _in_all(runs, _draws),
+        "analysis of variance": variance,
         "versions": _in_all(runs, lambda run: ", ".join(f"{name} {v}" for name, v in run.record["versions"].items())),
         "machine": _in_all(runs, _machine),
         "command": command or _in_all(runs, lambda run: run.record["command"]),
@@ -148,7 +149,7 @@ def _network(run: AssessedRun) -> str:
 
 def _recipe(run: AssessedRun) -> str:
     recipe = run.record["config"]["recipe"]
-    return f"{recipe['epochs']} epochs, batch {recipe['batch_size']}, temperature {recipe['temperature']}"
+    return f"{_count(recipe['epochs'], 'epoch')}, batch {recipe['batch_size']}, temperature {recipe['temperature']}"
 
 
 def _draws(run: AssessedRun) -> str:

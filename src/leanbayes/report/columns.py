@@ -47,7 +47,7 @@ _QUALITY = (
         "Gap between what intervals claim and the share of truths inside, over levels from 5 to 95 %.",
     ),
     Column("coverage_95", "95 % interval", "quality", None, "percent", "Share of the truths inside: 95 % is right."),
-    Column("width_95", "its width", "quality", "low", "number", "Mean width of the 95 % interval: narrow is sharp."),
+    Column("width_95", "its width", "quality", None, "number", "Mean width: narrow is good where the interval holds."),
 )
 _UNCERTAINTY = (
     Column("entropy_right", "entropy if right", "uncertainty", None, "decimal", "Mean entropy of the right answers."),
@@ -99,7 +99,7 @@ _COST = (
     Column("file_kb", "file kB", "cost", "low", "number", "Size of the saved model."),
     Column("epoch_ms", "train ms/epoch", "cost", "low", "number", "Median time of a pass over the training data."),
     Column(
-        "train_tflops", "train TFLOPs", "cost", "low", "number", "Counted work of the training; zeros cost nothing."
+        "train_gflops", "train GFLOPs", "cost", "low", "number", "Counted work of the training; zeros cost nothing."
     ),
     Column("train_peak_mb", "train peak MB", "cost", "low", "number", "Most GPU memory that training has taken."),
     Column("predict_ms_per_1000", "predict ms/1000", "cost", "low", "number", "Time to predict 1000 examples."),
@@ -110,7 +110,12 @@ _COST = (
 _RATIOS = (
     Column("file_ratio", "file × plain", _PLAIN, "low", "times", "Size of the saved model over the plain network's."),
     Column(
-        "predict_time_ratio", "predict × plain", _PLAIN, "low", "times", "Prediction time over the plain network's."
+        "predict_time_ratio",
+        "predict × plain",
+        _PLAIN,
+        "low",
+        "times",
+        "Prediction time over a call of the plain network without this library.",
     ),
     Column("train_flops_ratio", "train FLOPs × plain", _PLAIN, "low", "times", "Counted work of the training, too."),
     Column("predict_flops_ratio", "FLOPs × plain", _PLAIN, "low", "times", "Counted work over the plain network's."),
@@ -119,7 +124,7 @@ _RATIOS = (
 )
 # Counted, not measured: where all runs of a method have the same, the least needs no interval to be the least.
 _COUNTED = frozenset(
-    "kilo_trained kilo_stored file_kb file_ratio train_tflops train_flops_ratio predict_mflops predict_flops_ratio "
+    "kilo_trained kilo_stored file_kb file_ratio train_gflops train_flops_ratio predict_mflops predict_flops_ratio "
     "predict_moved_mb predict_moved_ratio predict_peak_mb predict_peak_ratio".split()
 )
 _DOUBT = (*_UNCERTAINTY, *_EXPLANATION)

@@ -114,6 +114,10 @@ GLOSSARY = {
         "Setting the least important weights of all layers to zero, by the size of their mean or by that size in units "
         "of their spread. A model that stays good for long can be made small."
     ),
+    "× plain": (
+        "A cost over that of the plain network of the same architecture, called without this library, and measured in "
+        "turns. A deterministic model therefore takes a little more than 1×: what it adds are checks and entropies."
+    ),
     "interval": (
         "The 95 % interval of the mean over seeds, by Student's t distribution. A method is called the winner only "
         "where the interval of its paired difference to the others says so."

@@ -40,12 +40,10 @@ class AssessedRun:
         costs, recipe, history = self.assessment["costs"], self.record["config"]["recipe"], self.record["history"]
         if not history:
             return {}
-        ours, plain = costs["ours"], costs["plain"]["predict_flops"]
-        one_pass = ours["predict_effective_flops"] / ours["samples"]
-        passes = costs["members"] * recipe["samples"]  # of an example, in a step of the training
-        seen = history[-1]["step"] * recipe["batch_size"]
-        work = training_flops(Flops(effective=round(one_pass)), seen, 1, passes).effective
-        return {"train_tflops": work / 1e12, "train_flops_ratio": passes * one_pass / plain}
+        forward, seen = costs["train_flops"], history[-1]["step"] * recipe["batch_size"]
+        work = training_flops(Flops(effective=round(forward)), seen, 1, recipe["samples"]).effective
+        ratio = forward * recipe["samples"] / costs["plain"]["predict_flops"]
+        return {"train_gflops": work / 1e9, "train_flops_ratio": ratio}
 
 
 def by_method(runs: Iterable[AssessedRun]) -> dict[str, list[AssessedRun]]:

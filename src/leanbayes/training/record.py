@@ -80,7 +80,9 @@ def read_record(folder: str | os.PathLike[str]) -> dict[str, Any]:
     """Read the `run.json` of a run's folder."""
     path = Path(folder) / "run.json"
     if not path.is_file():
-        raise LeanBayesError(f"There is no run in {folder} (it has no run.json): check the path.")
+        inside = sorted(Path(folder).glob("*/run.json"))
+        hint = f"give one of the runs in it, such as {inside[0].parent}" if inside else "check the path"
+        raise LeanBayesError(f"There is no run in {folder} (it has no run.json): {hint}.")
     try:
         values = json.loads(path.read_text())
         for name, kind in _PARTS.items():

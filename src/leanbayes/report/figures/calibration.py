@@ -51,7 +51,7 @@ def _confidences(bins: Any) -> Figure:
         kind="bars",
         x="confidence",
         y="share of the test examples",
-        caption="How sure the answers are. The calibration error weighs each bin of the diagram above by this share.",
+        caption="How sure the answers are. The calibration error weighs the bins of the reliability diagram by it.",
         series=(Series("", names, tuple(bins[2] / bins[2].sum())),),
         percent="y",
     )

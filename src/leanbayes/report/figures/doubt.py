@@ -1,5 +1,7 @@
 """Figures of what doubt is good for: withholding answers, and telling what was never seen."""
 
+from collections.abc import Sequence
+
 import numpy as np
 
 from leanbayes.figures import Figure, Series
@@ -72,10 +74,16 @@ def detection(runs: Runs) -> list[Figure]:
             caption="How often an example of another kind looks less sure than a test example, by three measures of "
             "doubt. 50 % is guessing, 100 % is perfect.",
             series=tuple(
-                mean_line(name, kinds, [[one[kind]["by"][measure]["auroc"] for kind in kinds] for one in found])
+                mean_line(name, kinds, values)
                 for measure, name in _MEASURES.items()
+                if not _says_nothing(values := [[one[kind]["by"][measure]["auroc"] for kind in kinds] for one in found])
             ),
             percent="y",
             apart=True,
         )
     ]
+
+
+def _says_nothing(aurocs: Sequence[Sequence[float]]) -> bool:
+    """Whether a measure is the same for all examples, as mutual information is without draws."""
+    return all(auroc == 0.5 for of_run in aurocs for auroc in of_run)

@@ -21,7 +21,7 @@ _FAMILIES = {  # the axis, the title, how to read it, and what is drawn
     "corruptions": (
         "severity of the corruption",
         "over the severity of corruptions",
-        "Means over all corruptions; severity 0 is the clean test data.",
+        "Means over all corruptions; severity 0 is the same examples, unchanged.",
         "accuracy miou rmse nll ece",
     ),
     "rotation": ("degrees", "over the rotation", "Test images, turned.", "accuracy rmse nll entropy std"),
