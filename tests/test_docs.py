@@ -87,8 +87,12 @@ def test_the_page_on_metrics_runs(names: dict[str, object]) -> None:
 def test_the_page_on_reports_runs(names: dict[str, object], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     own, corrupted = python_blocks(ROOT / "docs" / "report.md")
     monkeypatch.chdir(tmp_path)
+    for name, method in (("bnn", lb.MeanField()), ("plain", lb.Deterministic())):
+        names[name] = lb.bayesianize(names["model"], method)
     exec(own, names)
-    assert "<html" in (tmp_path / "report.html").read_text()
+    page = (tmp_path / "report.html").read_text()
+    assert "in a loop of one&#39;s own" in page
+    assert "mine, a network of one&#39;s own" in page
     (tmp_path / "CIFAR-10-C").mkdir()
     random = np.random.default_rng(0)
     np.save(tmp_path / "CIFAR-10-C" / "fog.npy", random.integers(0, 256, (20, 32, 32, 3), dtype=np.uint8))

@@ -25,7 +25,7 @@ from training_cases import expect
 import leanbayes as lb
 from leanbayes.data import Data
 from leanbayes.evaluation import Look, assess
-from leanbayes.report import AssessedRun, Document, document_of, render
+from leanbayes.report import AssessedRun, Document, document_of, render, run_of
 from leanbayes.report.columns import table
 from leanbayes.report.pictures import galleries_of
 from leanbayes.training import fit, read_record
@@ -271,6 +271,26 @@ def looked_at(data: Data, build: Any, method: lb.Method, seed: int, folder: Path
     galleries = galleries_of(bnn, data, found)
     plain = json.loads(json.dumps({**found, "figures": figures, "galleries": galleries}))
     return AssessedRun(type(method).__name__, seed, read_record(out), plain)
+
+
+def test_a_model_of_a_loop_of_ones_own_is_reported_as_one_of_fit(tmp_path: Path) -> None:
+    data, look = image_data(), Look(samples=2, shifts=("noise",))
+    bnn = fit(network(), lb.MeanField(), data, out=tmp_path / "run", epochs=1, device="cpu", progress=False)
+    own = run_of("own", bnn, data, look, ood={"same": data.test})  # type: ignore[dict-item]
+    known = run_of("known", bnn, data, look, record=read_record(tmp_path / "run"), seed=1)
+    assert (own.seed, known.seed) == (0, 1)
+    assert own.scores == known.scores
+    alone, both = document_of([own]), document_of([known])
+    assert alone.facts["training"] == "in a loop of one's own"
+    assert both.facts["training"].startswith("1 epoch, ")
+    assert {"versions", "machine", "command"}.isdisjoint(alone.facts)
+    assert {"versions", "machine", "command"} <= both.facts.keys()
+    columns = [{column.key for column in one.table.columns} for one in (alone, both)]
+    assert columns[1] - columns[0] == {"epoch_ms", "train_gflops", "train_flops_ratio"}
+    assert columns[0] - columns[1] == {"ood:same"}
+    assert keys(alone)["weights"] == ["size-nll", "weight-plane", "layer-shares"]
+    assert [gallery.title for gallery in alone.galleries] == [gallery.title for gallery in both.galleries]
+    assert "<figure" in render(alone)
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,6 @@
 """The report of a comparison: a document of plain data, and the one HTML page that shows it."""
 
-from leanbayes.report.assessed import assessed
+from leanbayes.report.assessed import assessed, run_of
 from leanbayes.report.collect import document_of
 from leanbayes.report.document import (
     Cell,
@@ -34,5 +34,6 @@ __all__ = [
     "document_of",
     "merge",
     "render",
+    "run_of",
     "write",
 ]

@@ -10,6 +10,33 @@ from leanbayes.data import Data
 from leanbayes.evaluation import Look, assess
 from leanbayes.evaluation.assessment import Tell
 from leanbayes.report.pictures import galleries_of
+from leanbayes.report.runs import AssessedRun
+
+
+def run_of(
+    name: str,
+    bnn: BayesianModel,
+    data: Data,
+    look: Look | None = None,
+    *,
+    ood: Mapping[str, Dataset[Any]] | None = None,
+    record: Mapping[str, Any] | None = None,
+    seed: int = 0,
+) -> AssessedRun:
+    """Assess a model for a report, however it was trained.
+
+    name: what to call its method. record: the run.json of `lb.fit`, for costs and history of the training. seed: tells
+    several models of one method apart.
+    """
+    found = assessed(bnn, data, record and record["costs"], look, ood=ood)
+    return AssessedRun(name, seed, record or _without_record(data, found), found)
+
+
+def _without_record(data: Data, found: Mapping[str, Any]) -> dict[str, Any]:
+    """Say what is known of a model that was trained in a loop of one's own."""
+    config = {"data": data.name, "classes": data.classes, "recipe": {}}
+    costs = {name: found["costs"]["ours"][name] for name in ("trainable", "stored", "file_bytes")}
+    return {"config": config, "costs": costs, "history": [], "versions": {}, "machine": {}, "command": ""}
 
 
 def assessed(

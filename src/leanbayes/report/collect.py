@@ -149,6 +149,8 @@ def _network(run: AssessedRun) -> str:
 
 def _recipe(run: AssessedRun) -> str:
     recipe = run.record["config"]["recipe"]
+    if not recipe:
+        return "in a loop of one's own"
     return f"{_count(recipe['epochs'], 'epoch')}, batch {recipe['batch_size']}, temperature {recipe['temperature']}"
 
 
@@ -159,6 +161,8 @@ def _draws(run: AssessedRun) -> str:
 
 def _machine(run: AssessedRun) -> str:
     machine = run.record["machine"]
+    if not machine:
+        return ""
     return f"{machine['system']}, {', '.join(machine['gpus']) or machine['processor']}, {machine['cores']} cores"
 
 
