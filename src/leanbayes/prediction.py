@@ -178,7 +178,7 @@ def predict(
     rows = _count_rows(x)
     outputs = []
     with torch.no_grad(), bnn.using(rule or bnn.rule), evaluation_mode(bnn):
-        draws = _draws(bnn, samples, generator)
+        draws = draws_of(bnn, samples, generator)
         step = _rows_within_budget(bnn, x, draws[0], rows, memory_budget)
         accumulator = bnn.likelihood.accumulator()
         for draw in draws:
@@ -200,7 +200,8 @@ def _count_rows(x: Any) -> int:
     return len(tensors[0])
 
 
-def _draws(bnn: "BayesianModel", samples: int | None, generator: torch.Generator | None) -> "list[Draw]":
+def draws_of(bnn: "BayesianModel", samples: int | None, generator: torch.Generator | None) -> "list[Draw]":
+    """Take the draws of a prediction, by default as many as the method says."""
     members = bnn.members
     if samples is None:
         samples = (members or bnn.method.samples) if bnn.current_rule.random else 1

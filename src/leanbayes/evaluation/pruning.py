@@ -148,9 +148,10 @@ def pruning_curve(
     ]
 
 
-def pruning_figure(curves: Mapping[str, Sequence[Mapping[str, float]]]) -> Figure:
-    """Draw accuracy (rmse where there is none) over the share of pruned weights, one line a named curve."""
-    score = "accuracy" if all("accuracy" in point for curve in curves.values() for point in curve) else "rmse"
+def pruning_figure(curves: Mapping[str, Sequence[Mapping[str, float]]], score: str | None = None) -> Figure:
+    """Draw a score over the share of pruned weights, one line a named curve; by default accuracy, else rmse."""
+    if score is None:
+        score = "accuracy" if all("accuracy" in point for curve in curves.values() for point in curve) else "rmse"
     return Figure(
         key="pruning",
         title="Pruning",
@@ -163,5 +164,5 @@ def pruning_figure(curves: Mapping[str, Sequence[Mapping[str, float]]]) -> Figur
             Series(name, tuple(point["share"] for point in curve), tuple(point[score] for point in curve))
             for name, curve in curves.items()
         ),
-        percent="xy" if score == "accuracy" else "x",
+        percent="x" if score == "rmse" else "xy",
     )

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from leanbayes.evaluation.pruning import pruning_figure
 from leanbayes.figures import Figure, Series
 from leanbayes.report.figures.lines import Runs, class_name, curves, in_all, mean_line
 
@@ -45,24 +46,14 @@ def pruning(runs: Runs) -> list[Figure]:
     key, title = next(((key, title) for key, title in _SCORES.items() if key in runs[0].scores), ("", ""))
     if not criteria or not key:
         return []
-    shares = [point["share"] for point in found[0][criteria[0]]]
-    series = [
-        mean_line(_CRITERIA.get(by, by), shares, [[point[key] for point in one[by]] for one in found])
-        for by in criteria
+    figure = pruning_figure({_CRITERIA.get(by, by): found[0][by] for by in criteria}, key)
+    lines = [
+        mean_line(first.name, first.x, [[point[key] for point in one[by]] for one in found])
+        for first, by in zip(figure.series, criteria, strict=True)
     ]
+    caption = f"{figure.caption} On as many examples as the shifts are tried on."
     return [
-        Figure(
-            key="pruning",
-            title=f"{title} of what is left",
-            kind="lines",
-            x="share of the weights set to zero",
-            y=title,
-            caption="The least important weights of all layers are set to zero, without training again: those with the "
-            "smallest mean, or with the smallest mean in units of their spread. A line that stays flat for long "
-            "belongs to a model that needs few of its weights. On as many examples as the shifts are tried on.",
-            series=tuple(series),
-            percent="x" if key == "rmse" else "xy",
-        )
+        dataclasses.replace(figure, title=f"{title} of what is left", y=title, caption=caption, series=tuple(lines))
     ]
 
 
