@@ -99,7 +99,7 @@ MISTAKES: dict[str, tuple[str, ...]] = {
     "mean-field:rule=flipout,samples": ("'samples'", "setting=value"),
     "mean-field:rool=flipout": ("'rool'", "rule"),
     "mean-field:sample=3": ("'sample'", "did you mean samples?"),
-    "mean-field:rule=guess": ("'guess'", "sample, flipout, local, mean"),
+    "mean-field:rule=guess": ("'guess'", "sample, flipout, local, moments, covariance, mean"),
     "mean-field:samples=0": ("samples=0", "at least 1"),
     "mean-field:samples=many": ("samples='many'", "a whole number"),
     "mean-field:samples=3.5": ("samples=3.5", "a whole number"),

@@ -4,12 +4,14 @@ from typing import TYPE_CHECKING, Any
 
 from leanbayes.bayesian import BayesianModel, bayesianize
 from leanbayes.errors import FileFormatError, LeanBayesError, RuleMismatchWarning, UnsupportedOperation
+from leanbayes.export import export_onnx, export_program
 from leanbayes.likelihoods import Bernoulli, Categorical, Gaussian, HeteroscedasticGaussian
 from leanbayes.method import Method, Stage, Training
-from leanbayes.methods import Deterministic, Ensemble, MCDropout, MeanField
+from leanbayes.methods import VDP, Deterministic, Ensemble, MCDropout, MeanField
 from leanbayes.objective import elbo
 from leanbayes.prediction import BinaryPrediction, ClassPrediction, Prediction, RegressionPrediction
 from leanbayes.priors import Normal, ScaleMixture
+from leanbayes.rules import Moments, moment_rule
 from leanbayes.saving import load
 
 if TYPE_CHECKING:
@@ -18,6 +20,7 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 __all__ = [
+    "VDP",
     "BayesianModel",
     "Bernoulli",
     "BinaryPrediction",
@@ -32,6 +35,7 @@ __all__ = [
     "MCDropout",
     "MeanField",
     "Method",
+    "Moments",
     "Normal",
     "Prediction",
     "RegressionPrediction",
@@ -42,8 +46,11 @@ __all__ = [
     "UnsupportedOperation",
     "bayesianize",
     "elbo",
+    "export_onnx",
+    "export_program",
     "fit",
     "load",
+    "moment_rule",
 ]
 
 

@@ -22,7 +22,7 @@ from leanbayes.likelihoods import Categorical, Likelihood
 from leanbayes.method import Method
 from leanbayes.network import call_with, copy_without, evaluation_mode, in_first_order, places
 from leanbayes.posteriors import PointPosterior, Posterior
-from leanbayes.rules import Rule, get_rule
+from leanbayes.rules import Rule
 
 
 class Draw(NamedTuple):
@@ -50,6 +50,9 @@ class StochasticNetwork(nn.Module):
 class BayesianModel(nn.Module):
     """A network with a distribution over its weights. Call it like the network; each call is one draw."""
 
+    moment_scale: Tensor
+    probe_signs: Tensor | None
+
     def __init__(
         self,
         network: nn.Module,
@@ -67,16 +70,21 @@ class BayesianModel(nn.Module):
         self.method = method
         self.report = report
         self.trained_rule: str | None = None
-        self._rule = get_rule(method.rule)
+        self._rule = method.make_rule(method.rule)
         self._frozen_key: Tensor | None = None
         self._values: Sequence[Any] | None = None  # what stands in the network now, in place of the parameters
         self.row_memory: dict[Any, int] = {}  # bytes that one example takes, as `predict` has measured
+        # Factors of the mean and of the std of what one pass by moments gives: see calibrate_moments.
+        self.register_buffer("moment_scale", torch.ones(2), persistent=False)
+        self.register_buffer("probe_signs", None, persistent=False)  # the rule `moments` puts them here
+        self.batch_first = all(getattr(module, "batch_first", True) for module in network.modules())
         # An empty buffer per dtype of the network: it follows .to(dtype), so weights are always cast as they should.
         dtypes = sorted({slot.dtype for slot in self.layout}, key=str)
         for number, dtype in enumerate(dtypes):
             self.register_buffer(f"_dtype_{number}", torch.empty(0, dtype=dtype), persistent=False)
         self._slot_dtypes = [f"_dtype_{dtypes.index(slot.dtype)}" for slot in self.layout]
         self._places = [places(network, slot.names) for slot in self.layout]
+        self._rule.prepare(self)
 
     # -- what it is ---------------------------------------------------------------------------------------------------
 
@@ -91,8 +99,9 @@ class BayesianModel(nn.Module):
         return self._rule.name
 
     @rule.setter
-    def rule(self, name: str) -> None:
-        self._rule = get_rule(name)
+    def rule(self, rule: str | Rule) -> None:
+        self._rule = self.method.make_rule(rule)
+        self._rule.prepare(self)
 
     @property
     def current_rule(self) -> Rule:
@@ -109,6 +118,11 @@ class BayesianModel(nn.Module):
         """Whether Bayesian weights serve many positions of an input, so that these share their noise."""
         modules = (module for places_of_slot in self._places for module, _ in places_of_slot)
         return any(isinstance(module, nn.modules.conv._ConvNd) for module in modules)
+
+    @property
+    def ends_in_convolution(self) -> bool:
+        """Whether the last Bayesian weight is that of a convolution, as in dense prediction."""
+        return bool(self._places) and isinstance(self._places[-1][0][0], nn.modules.conv._ConvNd)
 
     @property
     def members(self) -> int | None:
@@ -184,11 +198,10 @@ class BayesianModel(nn.Module):
                 setattr(module, attribute, None if values is None else values[number])
 
     def _call_network(self, draw: Draw, *args: Any, **kwargs: Any) -> Any:
-        if self._rule.per_example and self._values:
-            self._values[0].noise.restart()  # the same noise for every call with this draw
+        self._rule.begin(self, self._values or (), args)
         if isinstance(self.network, StochasticNetwork):
             return self.network(draw if self._rule.random else None, *args, **kwargs)
-        return self.network(*args, **kwargs)
+        return self._rule.finish(self, self.network(*args, **kwargs))
 
     @contextlib.contextmanager
     def drawn(self, draw: Draw | None = None, generator: torch.Generator | None = None) -> Iterator[Callable[..., Any]]:
@@ -206,9 +219,10 @@ class BayesianModel(nn.Module):
             self._put(before)
 
     @contextlib.contextmanager
-    def using(self, rule: str) -> Iterator[Self]:
-        """Use another rule inside the block."""
-        before, self._rule = self._rule, get_rule(rule)
+    def using(self, rule: str | Rule) -> Iterator[Self]:
+        """Use another rule inside the block: its name, or one with settings of its own."""
+        before = self._rule
+        self.rule = rule
         try:
             yield self
         finally:
@@ -235,7 +249,7 @@ class BayesianModel(nn.Module):
         x: Any,
         samples: int | None = None,
         *,
-        rule: str | None = None,
+        rule: str | Rule | None = None,
         generator: torch.Generator | None = None,
         memory_budget: int | None = None,
         keep_outputs: bool = False,
@@ -278,6 +292,18 @@ class BayesianModel(nn.Module):
             for norm, momentum in zip(norms, momenta, strict=True):
                 norm.momentum = momentum
         return len(norms)
+
+    @torch.no_grad()
+    def calibrate_moments(
+        self, batches: Iterable[Any], samples: int = 30, generator: torch.Generator | None = None
+    ) -> tuple[float, float]:
+        """Fit two factors, of the mean and of the std that one pass gives, to draws; `save` keeps them.
+
+        batches: inputs, or (input, label) pairs; 1000 training examples do. Returns the two factors.
+        """
+        from leanbayes.calibration import fit_moment_scale
+
+        return fit_moment_scale(self, batches, samples, generator)
 
     @torch.no_grad()
     def to_deterministic(self) -> nn.Module:

@@ -33,6 +33,8 @@ def change(value: T, settings: Mapping[str, Any]) -> T:
             raise LeanBayesError(f"{type(value).__name__} has no setting {name!r}: {hint}")
         old = getattr(value, name)
         new = new.item() if isinstance(new, np.generic) else new
+        if new is None and "none" in typing.get_args(hints[name]):  # a word of its own, that readers take for None
+            new = "none"
         if isinstance(new, Mapping) and dataclasses.is_dataclass(old):
             changes[name] = change(old, new)
         elif not _fits(new, hints[name]):

@@ -1,4 +1,4 @@
-"""Likelihoods p(y | network output): how a loss is counted, and how draws become a prediction."""
+"""Likelihoods p(y | network output): how a loss is counted, and how draws, or moments, become a prediction."""
 
 import math
 from typing import Any, NamedTuple
@@ -7,8 +7,17 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from leanbayes import noise
 from leanbayes.config import configurable
 from leanbayes.errors import LeanBayesError
+from leanbayes.expectations import (
+    LOGIT_DRAWS,
+    expect,
+    expected_cross_entropy,
+    gaussian_means,
+    softmax_means,
+    softplus,
+)
 from leanbayes.gaussian import inverse_softplus
 from leanbayes.prediction import (
     Accumulator,
@@ -17,8 +26,12 @@ from leanbayes.prediction import (
     MomentAccumulator,
     Prediction,
     ProbabilityAccumulator,
+    RegressionPrediction,
     binary_entropy,
 )
+from leanbayes.rules.moments.value import Moments
+
+_LEAST_VARIANCE = 1e-3  # of a probability, where labels are scored by a Gaussian
 
 
 class Likelihood(nn.Module):
@@ -26,8 +39,29 @@ class Likelihood(nn.Module):
 
     settings: dict[str, Any]
 
-    def nll(self, output: Tensor, y: Tensor) -> "NegativeLogLikelihood":
-        """Negative log-likelihood of a batch."""
+    def nll(self, output: Tensor | Moments, y: Tensor, key: Tensor | None = None) -> "NegativeLogLikelihood":
+        """Negative log-likelihood of a batch, or where the outputs are `Moments` its expectation."""
+        return self.expected_nll(output, y, key) if isinstance(output, Moments) else self.output_nll(output, y)
+
+    def output_nll(self, output: Tensor, y: Tensor) -> "NegativeLogLikelihood":
+        """Negative log-likelihood of a batch whose outputs are known."""
+        raise NotImplementedError  # abstract
+
+    def expected_nll(
+        self, output: Moments, y: Tensor, key: Tensor | None = None, draws: int = LOGIT_DRAWS
+    ) -> "NegativeLogLikelihood":
+        """Return the mean of the negative log-likelihood over outputs N(loc, variance), independent of each other.
+
+        key: of the noise where it has to be sampled, the same noise every time if there is none; draws: how many.
+        """
+        raise NotImplementedError  # abstract
+
+    def gaussian_nll(self, output: Moments, y: Tensor) -> "NegativeLogLikelihood":
+        """Score the labels by a Gaussian that has the moments of the prediction (VDP, equation 11)."""
+        raise NotImplementedError  # abstract
+
+    def predict_moments(self, output: Moments) -> Prediction:
+        """Make a prediction of outputs N(loc, variance); no noise is spent on it."""
         raise NotImplementedError  # abstract
 
     def check_shape(self, output: Tensor, y: Tensor) -> None:
@@ -54,6 +88,23 @@ def _float(tensor: Tensor) -> Tensor:
     return tensor.float() if tensor.dtype in (torch.float16, torch.bfloat16) else tensor
 
 
+def _moments(output: Moments) -> tuple[Tensor, Tensor]:
+    """Return mean and variance, in single precision at least."""
+    loc = _float(output.loc)
+    return loc, output.variance.to(loc.dtype).expand_as(loc)
+
+
+def _single(output: Moments) -> Moments:
+    """Bring the mean to single precision at least."""
+    return output.like(_float(output.loc), output.independent, output.common, output.grid)
+
+
+def _label_density(mean: Tensor, variance: Tensor, y: Tensor) -> Tensor:
+    """½[(y - m)²/v + log v], with a floor of v: where it vanishes, labels that are off would cost without limit."""
+    variance = variance.clamp_min(_LEAST_VARIANCE)
+    return 0.5 * ((y - mean).square() / variance + variance.log())
+
+
 @configurable
 class Categorical(Likelihood):
     """Classes from logits along `class_dim`: (batch, classes), or (batch, classes, height, width) for dense prediction.
@@ -67,13 +118,41 @@ class Categorical(Likelihood):
         self.settings = {"ignore_index": ignore_index, "class_dim": class_dim}
         self.ignore_index, self.class_dim = ignore_index, class_dim
 
-    def nll(self, output: Tensor, y: Tensor) -> NegativeLogLikelihood:
+    def output_nll(self, output: Tensor, y: Tensor) -> NegativeLogLikelihood:
         """Cross-entropy, summed over the labelled positions."""
         logits = _float(output).movedim(self.class_dim, 1)
         total = F.cross_entropy(logits, y, ignore_index=self.ignore_index, reduction="sum")
+        return NegativeLogLikelihood(total, self._observations(y))
+
+    def _observations(self, y: Tensor) -> Tensor:
         labelled = (y != self.ignore_index).sum()
         # A batch without labels has no loss, and its KL counts as if all were labelled.
-        return NegativeLogLikelihood(total, torch.where(labelled > 0, labelled, y.numel()))
+        return torch.where(labelled > 0, labelled, y.numel())
+
+    def expected_nll(
+        self, output: Moments, y: Tensor, key: Tensor | None = None, draws: int = LOGIT_DRAWS
+    ) -> NegativeLogLikelihood:
+        """Cross-entropy by draws of the logits."""
+        loc, variance = (part.movedim(self.class_dim, -1) for part in _moments(output))
+        key = noise.make_key(0, device=loc.device) if key is None else key
+        labelled = y != self.ignore_index
+        total = expected_cross_entropy(loc, variance, y.where(labelled, 0), labelled, key, draws)
+        return NegativeLogLikelihood(total, self._observations(y))
+
+    def gaussian_nll(self, output: Moments, y: Tensor) -> NegativeLogLikelihood:
+        """Score one-hot labels by the mean and variance of the probabilities."""
+        probs = _single(output).softmax(self.class_dim)
+        mean, variance = (part.movedim(self.class_dim, -1) for part in _moments(probs))
+        labelled = y != self.ignore_index
+        target = torch.zeros_like(mean).scatter(-1, y.where(labelled, 0).unsqueeze(-1), 1.0)
+        total = (_label_density(mean, variance, target).sum(-1) * labelled).sum()
+        return NegativeLogLikelihood(total, self._observations(y))
+
+    def predict_moments(self, output: Moments) -> ClassPrediction:
+        """Average the softmax over fixed draws of the logits."""
+        loc, variance = (part.movedim(self.class_dim, -1) for part in _moments(output))
+        probs, entropy = softmax_means(loc, variance)
+        return ClassPrediction(1, None, probs.movedim(-1, self.class_dim), entropy, self.class_dim)
 
     def check_shape(self, output: Tensor, y: Tensor) -> None:
         """Check that there is one integer a position."""
@@ -115,11 +194,36 @@ class Bernoulli(Likelihood):
         super().__init__()
         self.settings = {}
 
-    def nll(self, output: Tensor, y: Tensor) -> NegativeLogLikelihood:
+    def output_nll(self, output: Tensor, y: Tensor) -> NegativeLogLikelihood:
         """Binary cross-entropy, summed over the outputs."""
         logits = _float(output)
         total = F.binary_cross_entropy_with_logits(logits, y.to(logits.dtype), reduction="sum")
         return NegativeLogLikelihood(total, len(y))
+
+    def expected_nll(
+        self, output: Moments, y: Tensor, key: Tensor | None = None, draws: int = LOGIT_DRAWS
+    ) -> NegativeLogLikelihood:
+        """Binary cross-entropy E softplus(z) - y·m, by quadrature."""
+        (loc, variance), y = _moments(output), y.to(_float(output.loc).dtype)
+        yes = (y > 0.5).to(y.dtype)
+        # softplus(z) = softplus(-z) + z keeps the small loss of a sure and right yes from drowning in a large m.
+        terms = expect(softplus, (1 - 2 * yes) * loc, variance) + (yes - y) * loc
+        return NegativeLogLikelihood(terms.sum(), len(y))
+
+    def gaussian_nll(self, output: Moments, y: Tensor) -> NegativeLogLikelihood:
+        """Score the labels by the mean and variance of the probabilities."""
+        mean, variance = _moments(_single(output).sigmoid())
+        return NegativeLogLikelihood(_label_density(mean, variance, y.to(mean.dtype)).sum(), len(y))
+
+    def predict_moments(self, output: Moments) -> BinaryPrediction:
+        """Average the sigmoid by quadrature."""
+
+        def functions(logits: Tensor) -> tuple[Tensor, Tensor]:
+            probs = logits.sigmoid()
+            return probs, binary_entropy(probs)
+
+        probs, entropy = gaussian_means(functions, *_moments(output))
+        return BinaryPrediction(1, None, probs, entropy)
 
     def check_shape(self, output: Tensor, y: Tensor) -> None:
         """Check that there is one target for each output."""
@@ -166,9 +270,27 @@ class Gaussian(Likelihood):
             return torch.tensor(self.settings["std"], dtype=torch.float64)
         return F.softplus(_float(self.rho))
 
-    def nll(self, output: Tensor, y: Tensor) -> NegativeLogLikelihood:
+    def output_nll(self, output: Tensor, y: Tensor) -> NegativeLogLikelihood:
         """Gaussian log-density, summed over the outputs of an example."""
         return _gaussian_nll(_float(output), self.std.square(), y)
+
+    def expected_nll(
+        self, output: Moments, y: Tensor, key: Tensor | None = None, draws: int = LOGIT_DRAWS
+    ) -> NegativeLogLikelihood:
+        """½[((y - m)² + v)/s² + log s² + log 2π]."""
+        loc, variance = _moments(output)
+        total, observations = self.output_nll(loc, y)
+        return NegativeLogLikelihood(total + 0.5 * (variance / self.std.square()).sum(), observations)
+
+    def gaussian_nll(self, output: Moments, y: Tensor) -> NegativeLogLikelihood:
+        """Score the targets with the variance of the output and of the noise."""
+        loc, variance = _moments(output)
+        return _gaussian_nll(loc, variance + self.std.square(), y)
+
+    def predict_moments(self, output: Moments) -> RegressionPrediction:
+        """The variance of the output is epistemic."""
+        loc, variance = _moments(output)
+        return RegressionPrediction(1, None, loc, self.std.square().to(loc).expand_as(loc).clone(), variance)
 
     def check_shape(self, output: Tensor, y: Tensor) -> None:
         """Check that there is one target for each output."""
@@ -191,17 +313,59 @@ class HeteroscedasticGaussian(Likelihood):
 
     def split(self, output: Tensor) -> tuple[Tensor, Tensor]:
         """Cut an output into mean and variance."""
+        mean, raw = self._halves(_float(output))
+        return mean, F.softplus(raw) + self.settings["min_variance"]
+
+    def _halves(self, output: Tensor) -> tuple[Tensor, ...]:
         if output.shape[-1] % 2:
             raise LeanBayesError(
                 f"HeteroscedasticGaussian needs a mean and a raw variance for each target, but the network's last "
                 f"dimension is {output.shape[-1]}, which is odd: double its outputs."
             )
-        mean, raw = _float(output).chunk(2, dim=-1)
-        return mean, F.softplus(raw) + self.settings["min_variance"]
+        return output.chunk(2, dim=-1)
 
-    def nll(self, output: Tensor, y: Tensor) -> NegativeLogLikelihood:
+    def output_nll(self, output: Tensor, y: Tensor) -> NegativeLogLikelihood:
         """Gaussian log-density with the network's own variance."""
         return _gaussian_nll(*self.split(output), y)
+
+    def expected_nll(
+        self, output: Moments, y: Tensor, key: Tensor | None = None, draws: int = LOGIT_DRAWS
+    ) -> NegativeLogLikelihood:
+        """½[((y - m)² + v)·E[1/s²] + E[log s²] + log 2π], where s² is taken from a Gaussian output of its own."""
+        (mean, raw), (variance, raw_variance) = map(self._halves, _moments(output))
+        precision = expect(self._precision, raw, raw_variance)
+        log_noise = expect(self._log_noise, raw, raw_variance)
+        terms = ((y - mean).square() + variance) * precision + log_noise + math.log(2 * math.pi)
+        return NegativeLogLikelihood(0.5 * terms.sum(), len(y))
+
+    def _precision(self, raw: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """1/s² and its derivatives."""
+        value, first, second = self._noise(raw)
+        return 1 / value, -first / value, (2 * first.square() - second) / value
+
+    def _log_noise(self, raw: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """log s² and its derivatives."""
+        value, first, second = self._noise(raw)
+        return value.log(), first, second - first.square()
+
+    def _noise(self, raw: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """s² = softplus(raw) + min_variance, and its two derivatives over itself."""
+        value, first, second = softplus(raw)
+        value = value + self.settings["min_variance"]
+        return value, first / value, second / value
+
+    def gaussian_nll(self, output: Moments, y: Tensor) -> NegativeLogLikelihood:
+        """Score the targets with the variance of the mean and the expected one of the noise."""
+        (mean, raw), (variance, raw_variance) = map(self._halves, _moments(output))
+        return _gaussian_nll(mean, variance + self._mean_noise(raw, raw_variance), y)
+
+    def _mean_noise(self, raw: Tensor, variance: Tensor) -> Tensor:
+        return expect(softplus, raw, variance) + self.settings["min_variance"]
+
+    def predict_moments(self, output: Moments) -> RegressionPrediction:
+        """The variance of the mean is epistemic, and the expected noise aleatoric."""
+        (mean, raw), (variance, raw_variance) = map(self._halves, _moments(output))
+        return RegressionPrediction(1, None, mean, self._mean_noise(raw, raw_variance), variance)
 
     def check_shape(self, output: Tensor, y: Tensor) -> None:
         """Check that there is one target for each output."""

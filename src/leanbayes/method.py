@@ -23,9 +23,11 @@ from leanbayes.errors import LeanBayesError
 from leanbayes.figures import Figure, size_against_nll, weights
 from leanbayes.layout import Layout
 from leanbayes.posteriors import Posterior
+from leanbayes.rules import Moments, Rule, get_rule
 
 if TYPE_CHECKING:
     from leanbayes.bayesian import BayesianModel
+    from leanbayes.likelihoods import Likelihood, NegativeLogLikelihood
 
 
 @dataclass(frozen=True)
@@ -79,6 +81,16 @@ class Method:
         variance: that of an earlier posterior which this one continues, nan where there was none.
         """
         raise NotImplementedError  # abstract
+
+    def make_rule(self, name: str | Rule) -> Rule:
+        """Return the rule of that name, with this method's settings of it where it has any."""
+        return get_rule(name)
+
+    def expected_nll(
+        self, likelihood: "Likelihood", output: Moments, y: Tensor, key: Tensor
+    ) -> "NegativeLogLikelihood":
+        """Return the loss of outputs that one pass by moments gives: the expected one."""
+        return likelihood.expected_nll(output, y, key)
 
     def stages(self) -> tuple[Stage, ...]:
         """Return the parts of a training; each takes over the means and variances that the one before has learned."""

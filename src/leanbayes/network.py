@@ -3,7 +3,7 @@
 import contextlib
 import copy
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping
 from typing import Any
 
 import torch
@@ -73,18 +73,37 @@ def call_with(function: Callable[..., Any], x: Any, **kwargs: Any) -> Any:
     return function(*x, **kwargs) if isinstance(x, (tuple, list)) else function(x, **kwargs)
 
 
-def output_tensor(output: Any) -> Tensor:
+def is_tensor_like(value: Any) -> bool:
+    """Whether a value is a tensor, or stands for one in a network, as `Moments` do."""
+    return isinstance(value, Tensor) or hasattr(type(value), "__torch_function__")
+
+
+def output_tensor(output: Any) -> Any:
     """Find the tensor to score in a network's output: itself, or `logits` or `out` of a structured one."""
-    if isinstance(output, Tensor):
+    if is_tensor_like(output):
         return output
     for name in ("logits", "out"):
         found = output.get(name) if isinstance(output, Mapping) else getattr(output, name, None)
-        if isinstance(found, Tensor):
+        if is_tensor_like(found):
             return found
     raise LeanBayesError(
         f"The network returned {type(output).__name__}, in which no tensor `logits` or `out` was found: "
         "wrap it in a module that returns the tensor to score."
     )
+
+
+def map_outputs(function: Callable[[Any], Any], output: Any) -> Any:
+    """Apply to every tensor of a network's output, and keep its structure; mappings are changed in place."""
+    if is_tensor_like(output):
+        return function(output)
+    if isinstance(output, MutableMapping):
+        for key in list(output):
+            output[key] = map_outputs(function, output[key])
+        return output
+    if isinstance(output, (tuple, list)):
+        parts = [map_outputs(function, part) for part in output]
+        return type(output)(*parts) if hasattr(output, "_fields") else type(output)(parts)
+    return output
 
 
 def map_tensors(function: Callable[[Tensor], Tensor], inputs: Any) -> Any:

@@ -13,6 +13,7 @@ from leanbayes.bayesian import BayesianModel
 from leanbayes.errors import LeanBayesError, NotFiniteError
 from leanbayes.likelihoods import Likelihood
 from leanbayes.network import call_with, map_rows, output_tensor, tensors_of
+from leanbayes.rules import Moments
 
 
 def elbo(
@@ -36,6 +37,7 @@ def elbo(
     likelihood: what the outputs mean; it is remembered by the model, so that predict() and save() know it.
     samples: draws to average. over="accumulate" runs them one after the other and keeps the gradient of each instead
     of its graph, so memory does not grow; over="fold" repeats the batch, for rules with noise of its own per example.
+    The rule "moments" has no noise in the network, and `samples` then averages that of the expected likelihood.
     check: look for bad labels and a loss that is not finite; by default on the CPU only, where it costs no waiting.
     An ensemble returns the sum over its members, so that each has the gradient that it would have alone.
     """
@@ -60,10 +62,15 @@ def elbo(
         result = call_with(model, x, _draw=draw)
         output, kl = result if with_kl else (result, None)
         output = output_tensor(output)
-        bnn.likelihood.check_shape(output, y)
+        by_moments = isinstance(output, Moments)
+        known = output.loc if by_moments else output
+        bnn.likelihood.check_shape(known, y)
         if checked:
-            bnn.likelihood.check_values(output, y)
-        total, observations = bnn.likelihood.nll(output, y)
+            bnn.likelihood.check_values(known, y)
+        if by_moments:
+            total, observations = bnn.method.expected_nll(bnn.likelihood, output, y, draw.key)
+        else:
+            total, observations = bnn.likelihood.nll(output, y)
         loss = total / observations
         if kl is not None:  # counted once, whatever the number of draws
             loss = loss + (samples * temperature) * kl / (num_data * (observations / len(y)))

@@ -7,7 +7,7 @@ Probabilities are averaged over the draws, never logits. Total uncertainty is sp
 
 import warnings
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
@@ -17,7 +17,7 @@ from leanbayes import noise
 from leanbayes.cost import PeakMemory
 from leanbayes.errors import LeanBayesError, RuleMismatchWarning
 from leanbayes.network import call_with, evaluation_mode, map_rows, output_tensor, tensors_of
-from leanbayes.rules import get_rule
+from leanbayes.rules import Moments, Rule
 
 if TYPE_CHECKING:
     from leanbayes.bayesian import BayesianModel, Draw
@@ -169,7 +169,7 @@ def predict(
     bnn: "BayesianModel",
     x: Any,
     samples: int | None,
-    rule: str | None,
+    rule: str | Rule | None,
     generator: torch.Generator | None,
     memory_budget: int | None,
     keep_outputs: bool,
@@ -177,14 +177,18 @@ def predict(
     """Run the draws one after the other, each over the whole batch in as few passes as the memory budget allows."""
     rows = _count_rows(x)
     outputs = []
-    with torch.no_grad(), bnn.using(rule or bnn.rule), evaluation_mode(bnn):
+    with torch.no_grad(), bnn.using(rule or bnn.current_rule), evaluation_mode(bnn):
         draws = draws_of(bnn, samples, generator)
         step = _rows_within_budget(bnn, x, draws[0], rows, memory_budget)
         accumulator = bnn.likelihood.accumulator()
         for draw in draws:
             output = _one_draw(bnn, x, draw, rows, step)
-            if not output.isfinite().all():
+            parts = (output.loc, output.variance) if isinstance(output, Moments) else (output,)
+            if not all(part.isfinite().all() for part in parts):
                 raise LeanBayesError("The outputs contain NaN or infinity: look for such numbers in the parameters.")
+            if isinstance(output, Moments):  # one pass says it all
+                prediction = bnn.likelihood.predict_moments(output)
+                return replace(prediction, outputs=output.loc.unsqueeze(0)) if keep_outputs else prediction
             accumulator.update(output)
             if keep_outputs:
                 outputs.append(output)
@@ -215,8 +219,8 @@ def draws_of(bnn: "BayesianModel", samples: int | None, generator: torch.Generat
 def _warn_of_other_noise(bnn: "BayesianModel") -> None:
     if bnn.trained_rule is None or not bnn.convolves:
         return
-    trained, used = get_rule(bnn.trained_rule), bnn.current_rule
-    if trained.random and used.random and trained.shared_noise != used.shared_noise:
+    trained, used = bnn.method.make_rule(bnn.trained_rule), bnn.current_rule
+    if "mean" not in (trained.name, used.name) and trained.shared_noise != used.shared_noise:
         warnings.warn(
             f"This network was trained with the rule {trained.name!r} and predicts with {used.name!r}, whose noise is "
             "of another kind in convolutions: expect worse accuracy, or train with the rule that you predict with.",
@@ -229,7 +233,7 @@ def _cut(x: Any, rows: int, start: int, end: int) -> Any:
     return map_rows(lambda tensor: tensor[start:end], x, rows)
 
 
-def _one_draw(bnn: "BayesianModel", x: Any, draw: "Draw", rows: int, step: int) -> Tensor:
+def _one_draw(bnn: "BayesianModel", x: Any, draw: "Draw", rows: int, step: int) -> Any:
     starts = range(0, rows, step)
     chunks = (_cut(x, rows, start, start + step) for start in starts)
     if bnn.noise_per_example:  # each chunk has noise of its own
@@ -257,7 +261,7 @@ def _memory_of_a_row(bnn: "BayesianModel", x: Any, draw: "Draw", rows: int) -> i
     """Measure the peak memory of one example, once for each kind of input: a pass of its own is not free."""
     inputs = tuple((tensor.dtype, tensor.shape[1:]) for tensor in tensors_of(x))
     model = tuple({parameter.dtype: None for parameter in bnn.parameters()})
-    key = (bnn.rule, bnn.device, torch.is_autocast_enabled(bnn.device.type), model, inputs)
+    key = (bnn.current_rule, bnn.device, torch.is_autocast_enabled(bnn.device.type), model, inputs)
     if key not in bnn.row_memory:
         with bnn.drawn(draw) as call, PeakMemory() as memory:
             call_with(call, _cut(x, rows, 0, 1))

@@ -34,7 +34,7 @@ class EvaluateOptions:
 
     run: RunFolder
     samples: int | None = None
-    rule: Literal["sample", "flipout", "local", "mean"] | None = None
+    rule: Literal["sample", "flipout", "local", "moments", "mean"] | None = None
     root: Path | None = None
     split: Literal["test", "validation"] = "test"
     device: Literal["cpu", "cuda"] | None = None

@@ -25,6 +25,7 @@ Calibrated uncertainty for neural networks, at about the cost of a plain one.
   predict RUN IMAGES    label, probability and uncertainty of pictures (or mean and std for rows of a csv)
   compare [METHODS]     train several methods on one data set: one table of quality and cost, and a report
   report RUNS           one HTML file on trained runs: calibration, shift, what they have never seen, cost
+  export RUN FILE       write the model as ONNX: mean and variance in one pass, without Python
   info PATH             what is in a saved model, or in a run's folder
 
 Try:  leanbayes fit mean-field                      handwritten digits, in a minute
@@ -84,6 +85,7 @@ def _commands() -> dict[str, Callable[[list[str]], Action]]:
     """Import the commands: each reads its words, and returns what is to be done."""
     from leanbayes.cli.compare import compare
     from leanbayes.cli.evaluate import evaluate_run
+    from leanbayes.cli.export import export_run
     from leanbayes.cli.fit import fit_method
     from leanbayes.cli.info import info
     from leanbayes.cli.predict import predict_images
@@ -95,6 +97,7 @@ def _commands() -> dict[str, Callable[[list[str]], Action]]:
         "predict": predict_images,
         "compare": compare,
         "report": report,
+        "export": export_run,
         "info": info,
     }
 

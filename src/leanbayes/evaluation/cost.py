@@ -111,7 +111,7 @@ def count_flops(bnn: BayesianModel, x: Any, samples: int | None = None, rule: st
     and `flipout` and `local`, with their two products a layer, 1 + r where share r of the weights has a spread.
     One draw is run and stands for all of them, but each member of an ensemble for itself.
     """
-    with torch.no_grad(), bnn.using(rule or bnn.rule), evaluation_mode(bnn), _all_in_sight(), _quiet():
+    with torch.no_grad(), bnn.using(rule or bnn.current_rule), evaluation_mode(bnn), _all_in_sight(), _quiet():
         draws = prediction.draws_of(bnn, samples, torch.Generator().manual_seed(0))
         passes = [_flops_of_pass(bnn, x, draw) for draw in (draws[:1] if bnn.members is None else draws)]
     return sum(passes, Flops()) * (len(draws) // len(passes))

@@ -193,7 +193,7 @@ def _over_draws(
     _check(x)
     attribution = _attribution(kind)
     generator = torch.Generator().manual_seed(seed)
-    with bnn.using(rule or bnn.rule), evaluation_mode(bnn):
+    with bnn.using(rule or bnn.current_rule), evaluation_mode(bnn):
         prediction = bnn.predict(x, samples, generator=generator)
         target = _targets(prediction, target, x)
         generator.manual_seed(seed)  # the same draws again

@@ -157,7 +157,7 @@ def predictions(
 
     That has the same draws for all of them, or noise of its own for each example.
     """
-    with bnn.using(rule or bnn.rule):
+    with bnn.using(rule or bnn.current_rule):
         apart = bnn.noise_per_example
     for number, (x, y) in enumerate(batches):
         generator = torch.Generator().manual_seed(seed + (number << 20 if apart else 0))

@@ -5,9 +5,11 @@ from leanbayes.methods.ensemble import Ensemble
 from leanbayes.methods.mc_dropout import MCDropout
 from leanbayes.methods.mean_field import MeanField
 from leanbayes.methods.registry import METHODS, describe_method, get_method, parse_method
+from leanbayes.methods.vdp import VDP
 
 __all__ = [
     "METHODS",
+    "VDP",
     "Deterministic",
     "Ensemble",
     "MCDropout",

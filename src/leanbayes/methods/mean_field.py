@@ -26,7 +26,7 @@ class MeanField(Method):
         prior: what the weights are believed to be before any data are seen: `Normal` or `ScaleMixture`.
         init_std: the first σ.
         relative: take init_std as a share of the std of each layer's weights, not as σ itself.
-        rule: how it is trained and predicts: sample, flipout, local or mean.
+        rule: how it is trained and predicts: sample, flipout, local, moments or mean.
         samples: draws of a prediction.
     """
 

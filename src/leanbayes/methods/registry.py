@@ -12,12 +12,14 @@ from leanbayes.methods.deterministic import Deterministic
 from leanbayes.methods.ensemble import Ensemble
 from leanbayes.methods.mc_dropout import MCDropout
 from leanbayes.methods.mean_field import MeanField
+from leanbayes.methods.vdp import VDP
 
 METHODS: dict[str, Method] = {
     "deterministic": Deterministic(),
     "mc-dropout": MCDropout(rate=0.1),
     "ensemble": Ensemble(),
     "mean-field": MeanField(),
+    "vdp": VDP(),
 }
 
 

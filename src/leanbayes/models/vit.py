@@ -86,7 +86,7 @@ class VisionTransformer(nn.Module):
                 f"{x.shape[-2]}×{x.shape[-1]}: resize them, or build it for their shape."
             )
         tokens = self.patches(x).flatten(2).transpose(1, 2)
-        tokens = torch.cat([self.class_token.expand(len(tokens), -1, -1), tokens], dim=1) + self.positions
+        tokens = torch.cat([self.class_token.expand(tokens.shape[0], -1, -1), tokens], dim=1) + self.positions
         return self.head(self.norm(self.blocks(tokens))[:, 0])
 
 

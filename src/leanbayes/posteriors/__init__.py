@@ -3,5 +3,6 @@
 from leanbayes.posteriors.base import Posterior
 from leanbayes.posteriors.mean_field import MeanFieldPosterior
 from leanbayes.posteriors.point import PointPosterior
+from leanbayes.posteriors.row import RowPosterior
 
-__all__ = ["MeanFieldPosterior", "PointPosterior", "Posterior"]
+__all__ = ["MeanFieldPosterior", "PointPosterior", "Posterior", "RowPosterior"]

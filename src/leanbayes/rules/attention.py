@@ -68,10 +68,10 @@ def multi_head_attention_forward(
     dropout = dropout_p if training else 0.0
     attention = None
     if need_weights:
-        scores = (q / math.sqrt(q.shape[-1])) @ k.transpose(-2, -1)
+        scores = torch.matmul(q / math.sqrt(q.shape[-1]), k.transpose(-2, -1))
         attention = torch.softmax(scores if mask is None else scores + mask, dim=-1)
         attention = F.dropout(attention, dropout) if dropout else attention
-        mixed = attention @ v
+        mixed = torch.matmul(attention, v)
     else:
         mixed = F.scaled_dot_product_attention(q, k, v, mask, dropout)
     mixed = mixed.transpose(1, 2).reshape(batch, length, channels)

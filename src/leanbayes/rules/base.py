@@ -13,8 +13,18 @@ class Rule:
 
     name: ClassVar[str]
     random: ClassVar[bool] = True  # whether two passes differ
-    shared_noise: ClassVar[bool] = True  # one weight draw for all positions of an example, as the posterior says
+    shared_noise: bool = True  # one weight draw for all positions of an example, as the posterior says
     per_example: ClassVar[bool] = False  # whether each example of a batch has noise of its own
+
+    def prepare(self, model: Any) -> None:
+        """Give a model what it needs to use this rule; called when the rule is chosen."""
+
+    def begin(self, model: Any, values: Sequence[Any], args: Sequence[Any]) -> None:
+        """Start a call of the network, in which `values` stand in the places of the weights."""
+
+    def finish(self, model: Any, output: Any) -> Any:
+        """Return what a call of the network gives, from what the network gave."""
+        return output
 
     def weights(self, posterior: Posterior, key: Tensor, with_kl: bool) -> tuple[Sequence[Any], Tensor | None]:
         """Return the slots' values, and the KL if it is asked for."""

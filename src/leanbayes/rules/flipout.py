@@ -44,6 +44,11 @@ class Flipout(Rule):
     name = "flipout"
     per_example = True
 
+    def begin(self, model: Any, values: Sequence[Any], args: Sequence[Any]) -> None:
+        """Use the same noise for every call with this draw."""
+        if values:
+            values[0].noise.restart()
+
     def weights(self, posterior: Posterior, key: Tensor, with_kl: bool) -> tuple[Sequence[Any], Tensor | None]:
         """Give each layer its mean weights and one perturbation of them."""
         layout, source = posterior.layout, noise.NoiseSource(key)

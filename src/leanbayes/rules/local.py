@@ -40,6 +40,11 @@ class Local(Rule):
     shared_noise = False
     per_example = True
 
+    def begin(self, model: Any, values: Sequence[Any], args: Sequence[Any]) -> None:
+        """Use the same noise for every call with this draw."""
+        if values:
+            values[0].noise.restart()
+
     def weights(self, posterior: Posterior, key: Tensor, with_kl: bool) -> tuple[Sequence[Any], Tensor | None]:
         """Give each layer the mean and variance of its weights."""
         layout, source = posterior.layout, NoiseSource(key)

@@ -78,6 +78,16 @@ def linear_in_weight(
     _FORMS[function] = _LinearForm(names, tuple(inputs.split()), weight, bias, channel_dim)
 
 
+def form_of(function: Callable[..., Any]) -> _LinearForm:
+    """Return how a function that `linear_in_weight` names uses its weight."""
+    return _FORMS[function]
+
+
+def is_linear_in_weight(function: Callable[..., Any]) -> bool:
+    """Whether `linear_in_weight` names a function."""
+    return function in _FORMS
+
+
 _CONV = "input weight bias stride padding dilation groups"
 _CONV_TRANSPOSE = "input weight bias stride padding output_padding groups dilation"
 linear_in_weight(F.linear, "input weight bias")

@@ -1,0 +1,98 @@
+"""Moments brought together with others: broadcast to a shape, joined along a dimension."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from leanbayes.rules.moments.conversions import loc_of
+from leanbayes.rules.moments.registry import moment_rule, named
+from leanbayes.rules.moments.shape import expand
+from leanbayes.rules.moments.value import Moments, variance_dtype
+
+
+def stretched(x: Moments, shape: Sequence[int]) -> Moments:
+    """Broadcast a value to a shape."""
+    return x if tuple(x.shape) == tuple(shape) else expand(x, shape)
+
+
+def on_one_grid(values: Sequence[Moments]) -> Sequence[Moments]:
+    """Give values of one shape the same grid, the finest of theirs if the others can be split so."""
+    grids = [value.grid for value in values if value.common is not None]
+    if all([grid == grids[0] for grid in grids]):
+        return values
+    finest = max(grids, key=len)
+    split = [value.reshaped(value.loc.reshape(finest)) for value in values]
+    if all([value.common is None or value.grid == finest for value in split]):
+        pairs = zip(values, split, strict=True)
+        return [x.like(x.loc, x.independent, y.common, None if y.common is None else finest) for x, y in pairs]
+    return [value.plain() for value in values]
+
+
+@moment_rule(*named("broadcast_tensors"))
+def broadcast_tensors(*tensors: Any) -> list[Any]:
+    """Broadcast values to one shape."""
+    shape = torch.broadcast_shapes(*[value.shape for value in tensors])
+    return [expand(value, shape) for value in tensors]
+
+
+@moment_rule(*named("cat", "concat", "concatenate"))
+def cat(tensors: Sequence[Any], dim: int = 0, *, axis: int | None = None) -> Moments:
+    """Join values, some perhaps without noise, along a dimension.
+
+    Channels keep each its own common noise. Positions share one, the mean Ū of the parts' U_i weighted by their length,
+    and Σ_r (U_i - Ū)² becomes independent.
+    """
+    dim = dim if axis is None else axis
+    loc = torch.cat([loc_of(value) for value in tensors], dim)
+    dim, dtype = dim % loc.dim(), variance_dtype(loc.dtype)
+    first = next(iter([value for value in tensors if isinstance(value, Moments)]))
+    values = [_certain(first, value, dtype) if isinstance(value, Tensor) else value.plain() for value in tensors]
+    commons = [value.common for value in values]
+    lengths = [value.shape[dim] for value in values]
+    present = [common for common in commons if common is not None]
+    independents = [value.independent for value in values]
+    if not present:
+        return first.like(loc, torch.cat(independents, dim))
+    parts = list(zip(commons, lengths, strict=True))
+    if any([common is not None and common.shape[dim + 1] != length for common, length in parts]):
+        mean = sum([_total(common, length, dim) for common, length in parts if common is not None]) / sum(lengths)
+        deviations = [-mean if common is None else common - mean for common in commons]
+        shares = zip(independents, deviations, strict=True)
+        independent = torch.cat([own + deviation.square().sum(0) for own, deviation in shares], dim)
+        return first.like(loc, independent, mean)
+    sizes = [max([common.shape[place] for common in present]) for place in range(loc.dim() + 1)]
+    pieces = []
+    for common, length in parts:
+        sizes[dim + 1] = length
+        pieces.append(present[0].new_zeros(sizes) if common is None else common.expand(sizes))
+    return first.like(loc, torch.cat(independents, dim), torch.cat(pieces, dim + 1))
+
+
+def _certain(like: Moments, loc: Tensor, dtype: torch.dtype) -> Moments:
+    """Make a value without noise."""
+    return like.like(loc, torch.zeros_like(loc, dtype=dtype))
+
+
+def _total(common: Tensor, length: int, dim: int) -> Tensor:
+    """Sum of the common part along a dimension, whether it is written out there or not."""
+    return common.sum(dim + 1, keepdim=True) if common.shape[dim + 1] == length else length * common
+
+
+@moment_rule(*named("stack"))
+def stack(tensors: Sequence[Any], dim: int = 0) -> Moments:
+    """Join values along a new dimension."""
+    return cat([value.unsqueeze(dim) for value in tensors], dim)
+
+
+@moment_rule(*named("hstack"))
+def hstack(tensors: Sequence[Any]) -> Moments:
+    """Join values along their second dimension, or the only one."""
+    return cat([value.reshape(-1) if value.dim() == 0 else value for value in tensors], min(1, tensors[0].dim() - 1))
+
+
+@moment_rule(*named("vstack"))
+def vstack(tensors: Sequence[Any]) -> Moments:
+    """Join values along their first dimension, vectors as rows."""
+    return cat([value.reshape(1, -1) if value.dim() < 2 else value for value in tensors], 0)

@@ -1,0 +1,307 @@
+"""Layers: functions that are linear in a weight, with noise in the weight, in what comes in, or in both.
+
+With independent elements, exactly:
+
+    m_y = W m + b,      v_y = W² v + σ² (m² + v),      σ² the variance of the weight.
+
+Where many positions share the weight (pixels, tokens), so do they its noise. The noise of a layer's own weight has at
+output channel o the variance t = Σ σ²(m² + v), and its mean over the positions has c = Σ σ²(x̄² + ...), with x̄ the mean
+of an input channel: that much is surely common. The rest is no independent noise either, since neighbours resemble each
+other: √(c·t̄) is taken as common, halfway between c and all of it. It is spread over signed probes; noise that came in
+by them goes through W as any tangent does, so that correlations between channels and branches are kept.
+
+Then v_y need not be known for each channel at each pixel by convolutions of its own: its mean over the positions, by
+products of the means, times one pattern of positions for all channels, is as good (docs/one_pass.md), and costs little.
+Where a network pools its pixels, even the pattern can go (`Pass.maps`).
+"""
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from leanbayes.rules.moments.registry import moment_rule, unsupported
+from leanbayes.rules.moments.value import Moments, variance_dtype
+from leanbayes.rules.weights import LinearUse, form_of, linear_in_weight
+
+_TRANSPOSED = {F.conv_transpose1d, F.conv_transpose2d, F.conv_transpose3d}
+_GEOMETRY = {"stride", "padding", "dilation", "output_padding"}
+_FEW = 4  # output channels of a group for which the variance is computed pixel by pixel
+
+
+def loc_of(value: Any) -> Any:
+    """The mean of a value, or a tensor as it is."""
+    return value.loc if isinstance(value, Moments) else value
+
+
+@moment_rule(linear_in_weight)
+def linear(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    """Answer any function that `linear_in_weight` names."""
+    form = form_of(function)
+    arguments = {**dict(zip(form.parameters, args, strict=False)), **kwargs}
+    if form.weight == "other" and arguments["other"].dim() != 2:
+        from leanbayes.rules.moments.products import matmul
+
+        return matmul(arguments["input"], arguments["other"])
+    if arguments.get("max_norm") is not None:
+        raise unsupported("an embedding with max_norm", "leave max_norm out.")
+    layer = _Layer(function, LinearUse(arguments, form))
+    if not form.inputs:
+        return layer.look_up()
+    if function is F.bilinear:
+        return layer.bilinear()
+    return layer.shared() if layer.positions else layer.apart()
+
+
+class _Layer:
+    """One call of such a function, taken apart."""
+
+    def __init__(self, function: Callable[..., Any], use: LinearUse) -> None:
+        self.function, self.form = function, use.form
+        self.weight, self.bias = use.arguments[use.form.weight], use.arguments.get(use.form.bias or "")
+        self.inputs = use.inputs
+        self.use = LinearUse({name: loc_of(value) for name, value in use.arguments.items()}, use.form)
+        values = [v for v in (self.weight, self.bias, *self.inputs) if isinstance(v, Moments)]
+        self.like = values[0]
+        self.within = values[0].within
+        self.dtype = variance_dtype(values[0].dtype)
+        self.w = loc_of(self.weight)
+        self.w_variance = self.weight.independent if isinstance(self.weight, Moments) else None
+        self.window = -1 - use.form.channel_dim  # how many dimensions a kernel has
+        self.groups = int(use.arguments.get("groups", 1))
+        self.positions = self._positions()
+
+    def _positions(self) -> list[int]:
+        """The dimensions of an input along which the weight is shared, but for the examples."""
+        if self.within.correlation == "none" or not self.inputs:
+            return []
+        dims = self.inputs[0].dim()
+        if self.window:
+            return list(range(dims - self.window, dims))
+        return [dim for dim in range(dims - 1) if dim != self.within.batch_dim(dims)]
+
+    # -- products -----------------------------------------------------------------------------------------------------
+
+    def _loc(self) -> Tensor:
+        return self.use.call(self.function, self.use.inputs, self.w, bias=True)
+
+    def _product(self, x: Tensor, weight: Tensor) -> Tensor:
+        """The same function with another input and weight, and no bias."""
+        return self.use.call(self.function, [x], weight, bias=False).to(self.dtype)
+
+    def _product_of_probes(self, common: Tensor) -> Tensor:
+        common = common.to(self.dtype)
+        if not self.window:
+            return self._product(common, self.w.to(self.dtype))
+        return self._product(common.flatten(0, 1), self.w.to(self.dtype)).unflatten(0, (len(common), -1))
+
+    def _compact(self, x: Tensor, weight: Tensor) -> Tensor:
+        """The product of a value that is the same at all positions, for a kernel that was summed over its window."""
+        if self.groups == 1:
+            x = x.flatten(-1 - self.window) if self.window else x
+            y = F.linear(x, weight.flatten(1).T if self._inputs_first else weight.flatten(1)).to(self.dtype)
+            return y.reshape(*y.shape, *[1] * self.window)
+        outer = x.shape[: -1 - self.window]
+        x = x.reshape(-1, *x.shape[-1 - self.window :])
+        y = self.function(x, weight, groups=self.groups).to(self.dtype)
+        return y.reshape(*outer, *y.shape[-1 - self.window :])
+
+    def _collapse(self, weight: Tensor, shares: Tensor | None) -> Tensor:
+        """Sum a kernel over its window, each tap by its share of the positions."""
+        if shares is None:
+            return weight
+        return (weight * shares).sum(list(range(-self.window, 0)), keepdim=True)
+
+    @property
+    def _inputs_first(self) -> bool:
+        """Whether the weight has its inputs in front of its outputs."""
+        return self.function in _TRANSPOSED or self.form.weight == "other"
+
+    @property
+    def _outputs(self) -> int:
+        """How many outputs a group has."""
+        return self.w.shape[1] if self._inputs_first else self.w.shape[0] // self.groups
+
+    def _mass(self, weight: Tensor) -> Tensor:
+        """Sum a weight over all that an input channel meets, in a shape that broadcasts to the input."""
+        if self._inputs_first:
+            mass = weight.flatten(1).sum(1)
+        elif self.window:
+            mass = weight.unflatten(0, (self.groups, -1)).flatten(3).sum((1, 3))
+        else:
+            mass = weight.sum(0)
+        return mass.reshape(-1, *[1] * self.window)
+
+    # -- the kinds of layers ------------------------------------------------------------------------------------------
+
+    def look_up(self) -> Moments:
+        """Rows of a weight: each has its own noise."""
+        variance = self.use.call(self.function, [], self.weight.independent, bias=False)
+        return self.like.like(self._loc(), variance)
+
+    def bilinear(self) -> Moments:
+        """Σ_ij x_i W_ij y_j with all independent: each input alone, both together, and the weight."""
+        x, y = ((loc_of(v).to(self.dtype), v.variance if isinstance(v, Moments) else None) for v in self.inputs)
+        w = self.w.to(self.dtype)
+        terms = []
+        if self.w_variance is not None:
+            first, second = (m.square() if v is None else m.square() + v for m, v in (x, y))
+            terms.append(F.bilinear(first, second, self.w_variance))
+        if x[1] is not None:
+            terms.append((torch.einsum("oij,...j->...oi", w, y[0]).square() @ x[1].unsqueeze(-1)).squeeze(-1))
+        if y[1] is not None:
+            terms.append((torch.einsum("oij,...i->...oj", w, x[0]).square() @ y[1].unsqueeze(-1)).squeeze(-1))
+        if x[1] is not None and y[1] is not None:
+            terms.append(F.bilinear(x[1], y[1], w.square()))
+        return self._with_bias(self._loc(), sum(terms[1:], terms[0]) if terms else None, None)
+
+    def apart(self) -> Moments:
+        """Every output has its own weights, or noise is taken to be independent."""
+        x = self.inputs[0]
+        loc, variance, common = self._loc(), None, None
+        squares = self.w.to(self.dtype).square()
+        if isinstance(x, Moments):
+            variance = self._product(x.independent, squares)
+            if x.common is not None:
+                common = self._fold(x)
+        if self.w_variance is not None:
+            second = loc_of(x).to(self.dtype).square()
+            if isinstance(x, Moments):
+                second = second + x.variance
+            own = self._product(second, self.w_variance)
+            variance = own if variance is None else variance + own
+        return self._with_bias(loc, variance, common)
+
+    def _fold(self, x: Moments) -> Tensor:
+        """Take the common part through; where it repeats inside the input's channels, the weight is summed instead."""
+        assert x.common is not None
+        outer = x.loc.dim() - 1
+        if x.is_regular or self.window or self.form.weight == "other" or x.grid[:outer] != tuple(x.shape[:outer]):
+            return self._product_of_probes(x.plain().common.expand(-1, *x.shape))  # type: ignore[union-attr]
+        inner, own = x.grid[outer:], x.common.shape[1 + outer :]
+        repeated = [dim - len(inner) for dim, size in enumerate(own) if size == 1 and inner[dim] != 1]
+        weight = self.w.to(self.dtype).unflatten(-1, inner)
+        weight = weight.sum(repeated, keepdim=True) if repeated else weight
+        return F.linear(x.common.to(self.dtype).flatten(1 + outer), weight.flatten(1)).to(self.dtype)
+
+    def shared(self) -> Moments:
+        """Positions share the weights and their noise."""
+        x, positions = self.inputs[0], self.positions
+        x = x.settled(positions) if isinstance(x, Moments) else x
+        loc, mean = self._loc(), loc_of(x).to(self.dtype)
+        shares = self._shares(mean.shape, loc.shape)
+        squares = self.w.to(self.dtype).square()
+        few = self._outputs <= _FEW  # then products pixel by pixel cost nothing
+        common: Tensor | None = None
+        averages, exact, patterns = [], [], []
+        seconds, firsts = mean.square(), mean.mean(positions, keepdim=True).square()
+        if isinstance(x, Moments):
+            variance = x.variance
+            average = variance.mean(positions, keepdim=True)
+            if x.common is not None:
+                common = self._compact(x.common.to(self.dtype), self._collapse(self.w.to(self.dtype), shares))
+                shared = x.common_variance()
+                alone = (average - shared).clamp_min(0)
+                firsts = firsts + shared
+            else:
+                alone = average
+            firsts = firsts + alone / math.prod([mean.shape[dim] for dim in positions])
+            if few:
+                exact.append(self._product(x.independent, squares))
+            else:
+                averages.append(self._compact(alone, self._collapse(squares, shares)))
+                patterns.append(variance * self._mass(squares))
+            seconds = seconds + variance
+        if self.w_variance is not None:
+            collapsed = self._collapse(self.w_variance, shares)
+            both = torch.cat([seconds.mean(positions, keepdim=True), firsts])
+            total, surely = self._compact(both, collapsed).unflatten(0, (2, -1)).unbind(0)
+            if few:
+                exact.append(self._product(seconds, self.w_variance))
+                total = exact[-1].mean(positions, keepdim=True)
+            kept = torch.minimum(_power(surely * total, 0.5), total)
+            own = self._probes(kept)
+            common = own if common is None else common + own
+            if few:
+                exact[-1] = (exact[-1] - kept).clamp_min(0)
+            else:
+                averages.append(total - kept)
+                patterns.append(seconds * self._mass(self.w_variance))
+        if few:
+            return self._with_bias(loc, sum(exact[1:], exact[0]), common)
+        average = sum(averages[1:], averages[0])
+        if self.window and not self.within.maps:
+            return self._with_bias(loc, average, common)
+        return self._with_bias(loc, average * self._pattern(sum(patterns[1:], patterns[0])), common)
+
+    def _pattern(self, mass: Tensor) -> Tensor:
+        """Where a layer's noise is: what its input channels contribute, under the window, with a mean of 1."""
+        channel = self.form.channel_dim
+        pattern = mass.sum(channel, keepdim=True)
+        if self.window:
+            window = torch.ones((1, 1, *self.w.shape[-self.window :]), dtype=self.dtype, device=self.w.device)
+            how = {name: value for name, value in self.use.arguments.items() if name in _GEOMETRY}
+            pattern = self.function(pattern, window, **how).to(self.dtype)
+        return pattern / pattern.mean(self.positions, keepdim=True).clamp_min(torch.finfo(self.dtype).tiny)
+
+    def _probes(self, variance: Tensor) -> Tensor:
+        """Spread noise of a known variance, independent from channel to channel, over the probes."""
+        signs = self.within.next_signs(variance.shape[self.form.channel_dim]).to(variance)
+        std = _power(variance, 0.5)
+        return std * signs.reshape(len(signs), *[1] * (variance.dim() - 1 - self.window), -1, *[1] * self.window)
+
+    def _with_bias(self, loc: Tensor, variance: Tensor | None, common: Tensor | None) -> Moments:
+        if isinstance(self.bias, Moments):
+            own = self.bias.independent.to(self.dtype)
+            own = own.reshape(-1, *[1] * self.window)
+            if self.positions:  # all positions share it
+                own = self._probes(own.expand(*[1] * (loc.dim() - 1 - self.window), *own.shape))
+                common = own if common is None else common + own
+            else:
+                variance = own if variance is None else variance + own
+        if common is not None:  # directions need no more precision than means
+            common = common.to(loc.dtype)
+        zero = loc.new_zeros((), dtype=self.dtype)
+        return self.like.like(loc, (zero if variance is None else variance).expand(loc.shape), common)
+
+    def _shares(self, inputs: Sequence[int], outputs: Sequence[int]) -> Tensor | None:
+        """The share of the output positions at which each tap of a kernel meets an input, not padding."""
+        if not self.window:
+            return None
+        settings = self.use.arguments
+        transposed = self.function in _TRANSPOSED
+        shares = None
+        for dim in range(-self.window, 0):
+            stride, dilation = _of_dim(settings.get("stride", 1), dim), _of_dim(settings.get("dilation", 1), dim)
+            taps = self.w.shape[dim]
+            padding = settings.get("padding", 0)
+            if isinstance(padding, str):
+                padding = 0 if padding == "valid" else dilation * (taps - 1) // 2
+            padding = _of_dim(padding, dim)
+            ends = (inputs[dim], outputs[dim]) if transposed else (outputs[dim], inputs[dim])
+            meets = [_meetings(tap * dilation - padding, stride, *ends) / outputs[dim] for tap in range(taps)]
+            along = torch.tensor(meets, dtype=self.dtype, device=self.w.device).reshape(-1, *[1] * (-1 - dim))
+            shares = along if shares is None else shares * along
+        return shares
+
+
+def _meetings(start: int, stride: int, steps: int, size: int) -> int:
+    """How many of start, start + stride, ... (so many steps) lie in 0 ... size - 1."""
+    first = max(0, -(start // stride)) if start < 0 else 0
+    last = min(steps - 1, (size - 1 - start) // stride)
+    return max(0, last - first + 1)
+
+
+def _of_dim(setting: int | Sequence[int], dim: int) -> int:
+    if isinstance(setting, int):
+        return setting
+    return setting[dim] if len(setting) > 1 else setting[0]
+
+
+def _power(x: Tensor, exponent: float) -> Tensor:
+    """x^exponent for x ≥ 0, with a gradient of 0, not infinity, at 0."""
+    positive = x > 0
+    return torch.where(positive, torch.where(positive, x, 1.0) ** exponent, 0.0)

@@ -1,0 +1,285 @@
+"""Normalisation layers: y = γ·x̂ + β with x̂ = (x - mean)/s, to first order in the noise of x.
+
+With N the elements that share one mean and one s, D many, noise δ in x becomes noise (δ - mean δ - x̂·mean(x̂·δ))/s in x̂.
+Noise of its own everywhere, of variance v, so becomes noise of the variance
+
+    (v_i(1 - 2(1 + x̂_i²)/D) + (Σv + 2x̂_i·Σx̂v + x̂_i²·Σx̂²v)/D²)/s²,
+
+and noise in common takes the first formula direction by direction. Without the means (RMS norm, L2) their terms go.
+"""
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from leanbayes.rules.moments.registry import moment_rule, named, unsupported
+from leanbayes.rules.moments.value import Moments, variance_dtype
+
+Value = Moments | Tensor
+
+
+def _loc_of(value: Any) -> Any:
+    return value.loc if isinstance(value, Moments) else value
+
+
+def _as_moments(*values: Any) -> Moments:
+    """Return the first value; if it has no noise, as one of the forward pass that another belongs to."""
+    first = values[0]
+    if isinstance(first, Moments):
+        return first
+    within = next(value.within for value in values if isinstance(value, Moments))
+    return Moments(first, torch.zeros_like(first, dtype=variance_dtype(first.dtype)), within=within)
+
+
+# -- γ and β ----------------------------------------------------------------------------------------------------------
+
+
+def _per_channel(parameter: Value | None, dims: int) -> Any:
+    """Give a parameter (C,) the shape (C, 1, 1...) that broadcasts to (B, C, ...)."""
+    return None if parameter is None else parameter.reshape(-1, *[1] * (dims - 2))
+
+
+def _scaled(x: Moments, loc: Tensor, slope: Tensor) -> Moments:
+    """Go through a multiplication by constants; where all positions have the same, the common part stays as it is."""
+    if x.common is not None and x.is_regular:
+        own = (1,) * (x.dim() - slope.dim()) + tuple(slope.shape)
+        if all(size == 1 or kept > 1 for size, kept in zip(own, x.common.shape[1:], strict=True)):
+            return x.like_total(loc, x.variance * slope.square(), x.common * slope)
+    return x.follow(loc, slope)
+
+
+def _affine(x: Moments, loc: Tensor, weight: Value | None, bias: Value | None) -> Moments:
+    """Go through γ·x̂ + β, whose mean is `loc`; either may be random."""
+    if weight is None:
+        result = x.like_total(loc, x.variance, x.common, x.grid)
+    else:
+        result = _scaled(x, loc, _loc_of(weight).to(x.variance.dtype))
+    # Positions share the noise of γ and β, but as x̂ differs between them, it is kept as noise of their own.
+    total = result.variance
+    if isinstance(weight, Moments):
+        total = total + weight.variance * (x.loc.square() + x.variance)
+    if isinstance(bias, Moments):
+        total = total + bias.variance
+    return result.like_total(loc, total, result.common, result.grid)
+
+
+# -- statistics of a batch --------------------------------------------------------------------------------------------
+
+
+@moment_rule(F.batch_norm)
+def batch_norm(
+    input: Value,
+    running_mean: Tensor | None,
+    running_var: Tensor | None,
+    weight: Value | None = None,
+    bias: Value | None = None,
+    training: bool = False,
+    momentum: float = 0.1,
+    eps: float = 1e-5,
+) -> Moments:
+    """Scale each channel by γ/s, with the running variance or with that of the means over the batch."""
+    x = _as_moments(input, weight, bias)
+    dims, dtype = x.dim(), variance_dtype(x.loc.dtype)
+    m = x.loc.to(dtype)
+    if training or running_mean is None or running_var is None:
+        spread, mean = torch.var_mean(m, [dim for dim in range(dims) if dim != 1], correction=0)
+    else:  # read before they change
+        spread, mean = running_var.to(dtype), running_mean.to(dtype)
+    loc = F.batch_norm(x.loc, running_mean, running_var, _loc_of(weight), _loc_of(bias), training, momentum, eps)
+    scale = (spread + eps).rsqrt()
+    if not isinstance(weight, Moments) and not isinstance(bias, Moments):
+        slope = scale if weight is None else scale * weight.to(dtype)
+        return _scaled(x, loc, _per_channel(slope, dims))
+    scale, mean = _per_channel(scale, dims), _per_channel(mean, dims)
+    normalised = _scaled(x, (m - mean) * scale, scale)
+    return _affine(normalised, loc, _per_channel(weight, dims), _per_channel(bias, dims))
+
+
+@moment_rule(torch.batch_norm)
+def _batch_norm_of_torch(
+    input: Value,
+    weight: Value | None,
+    bias: Value | None,
+    running_mean: Tensor | None,
+    running_var: Tensor | None,
+    training: bool,
+    momentum: float,
+    eps: float,
+    cudnn_enabled: bool = True,
+) -> Moments:
+    return batch_norm(input, running_mean, running_var, weight, bias, training, momentum, eps)
+
+
+# -- statistics of one example ----------------------------------------------------------------------------------------
+
+
+def _normalised(
+    x: Moments, dims: list[int], eps: float, centred: bool = True, floor: float = 0.0
+) -> tuple[Moments, Tensor]:
+    """Return x̂, with statistics over `dims`, and by how much its mean is off from that of the plain function.
+
+    Under "exact" s² is the mean of the random one: the variance of the means, and that of the noise about its own mean.
+    """
+    size, v = math.prod([x.shape[dim] for dim in dims]), x.independent
+    m, common = x.loc.to(variance_dtype(x.loc.dtype)), _per_example(x)
+    centre = m - m.mean(dims, keepdim=True) if centred else m
+    spread = total = (centre.square().mean(dims, keepdim=True) + eps).clamp_min(floor)
+    behind = [dim + 1 for dim in dims]
+    if common is not None and centred:
+        common = common - common.mean(behind, keepdim=True)
+    if x.within.activations == "exact":
+        total = total + v.mean(dims, keepdim=True) * (1 - 1 / size if centred else 1.0)
+        if common is not None:
+            total = total + common.square().mean(behind, keepdim=True).sum(0)
+    scale = total.rsqrt()
+    loc = centre * scale
+    square = loc.square()
+    own = v * (1 - (2 / size) * (1 + square if centred else square))
+    own = own + square * (square * v).sum(dims, keepdim=True) / size**2
+    if centred:
+        own = own + (v.sum(dims, keepdim=True) + 2 * loc * (loc * v).sum(dims, keepdim=True)) / size**2
+    own = scale.square() * own.clamp_min(0)
+    if common is not None:
+        common, energy = _turned(common, loc, scale, dims)
+        own = own + energy
+    return x.like_total(loc, own, common), centre * (scale - spread.rsqrt())
+
+
+def _per_example(x: Moments) -> Tensor | None:
+    """Return the common part with a direction for each example, although examples may share theirs so far."""
+    if x.common is None:
+        return None
+    sizes = list(x.common.shape)
+    dim = x.within.batch_dim(x.dim())
+    sizes[dim + 1] = x.shape[dim]
+    return x.common.expand(sizes)
+
+
+def _turned(shift: Tensor, loc: Tensor, scale: Tensor, dims: list[int]) -> tuple[Tensor, Tensor]:
+    """Return, for centred noise in common, the mean over positions of d = (shift - x̂·q)/s, and Σd².
+
+    q is the mean of x̂·shift over `dims`. All sums are products of matrices: d itself is never made.
+    """
+    names = "abcdefgh"[: loc.dim()]
+    outer = "".join(name for dim, name in enumerate(names) if dim not in dims)
+    positions = [dim for dim in range(loc.dim()) if shift.shape[dim + 1] == 1 and loc.shape[dim] > 1]
+    kept = "".join(name for dim, name in enumerate(names) if dim not in positions)
+    count = math.prod([loc.shape[dim] for dim in positions])
+    size = math.prod([loc.shape[dim] for dim in dims])
+    with torch.autocast(loc.device.type, enabled=False):
+        q = torch.einsum(f"z{names},{names}->z{outer}", shift, loc) / size
+        both = torch.einsum(f"z{names},z{outer}->{names}", shift, q)
+        turn = torch.einsum(f"{names},z{outer}->z{kept}", loc * scale, q) / count
+    for dim in positions:
+        turn = turn.unsqueeze(dim + 1)
+    common = shift * (scale.mean(positions, keepdim=True) if positions else scale) - turn
+    lengths = q.square().sum(0)
+    for dim in sorted(dims):
+        lengths = lengths.unsqueeze(dim)
+    energy = scale.square() * (shift.square().sum(0) - 2 * loc * both + loc.square() * lengths)
+    return common, energy.clamp_min(0)
+
+
+def _finished(
+    x: Moments, plain: Tensor, normalised: Moments, excess: Tensor, weight: Value | None, bias: Value | None
+) -> Moments:
+    """Bring x̂ into the shape of x again and apply γ and β; `plain` is the result without noise."""
+    excess = excess.reshape(x.shape)
+    if weight is not None:
+        excess = excess * _loc_of(weight)
+    loc = plain if x.within.activations == "taylor" else (plain + excess).to(plain.dtype)
+    return _affine(normalised.reshaped(normalised.loc.reshape(x.shape)), loc, weight, bias)
+
+
+def _last_dims(x: Moments, count: int) -> tuple[Moments, list[int]]:
+    """Undo a merge of positions, unless the last dimensions are in it, so that the common part need not spread out."""
+    if x.common is not None and x.grid[-count:] == tuple(x.shape[-count:]):
+        x = x.reshaped(x.loc.reshape(x.grid))
+    x = x.plain()
+    return x, list(range(x.dim() - count, x.dim()))
+
+
+@moment_rule(F.layer_norm, torch.layer_norm)
+def layer_norm(
+    input: Value,
+    normalized_shape: Sequence[int],
+    weight: Value | None = None,
+    bias: Value | None = None,
+    eps: float = 1e-5,
+    cudnn_enable: bool = True,
+) -> Moments:
+    """Normalise over the last dimensions."""
+    x = _as_moments(input, weight, bias)
+    plain = F.layer_norm(x.loc, normalized_shape, _loc_of(weight), _loc_of(bias), eps)
+    return _finished(x, plain, *_normalised(*_last_dims(x, len(normalized_shape)), eps), weight, bias)
+
+
+@moment_rule(*named("rms_norm"))
+def rms_norm(
+    input: Value, normalized_shape: Sequence[int], weight: Value | None = None, eps: float | None = None
+) -> Moments:
+    """Normalise over the last dimensions, without the mean."""
+    x = _as_moments(input, weight)
+    plain = F.rms_norm(x.loc, normalized_shape, _loc_of(weight), eps)
+    eps = torch.finfo(variance_dtype(x.dtype)).eps if eps is None else eps
+    normalised = _normalised(*_last_dims(x, len(normalized_shape)), eps, centred=False)
+    return _finished(x, plain, *normalised, weight, None)
+
+
+def _in_groups(x: Moments, groups: int) -> tuple[Moments, list[int]]:
+    """Split the channels (B, C, ...) into (B, groups, C/groups, ...)."""
+    x = x.reshaped(x.loc.reshape(x.shape[0], groups, x.shape[1] // groups, *x.shape[2:])).plain()
+    return x, list(range(2, x.dim()))
+
+
+@moment_rule(F.group_norm, torch.group_norm)
+def group_norm(
+    input: Value,
+    num_groups: int,
+    weight: Value | None = None,
+    bias: Value | None = None,
+    eps: float = 1e-5,
+    cudnn_enabled: bool = True,
+) -> Moments:
+    """Normalise over positions and groups of channels."""
+    x = _as_moments(input, weight, bias)
+    plain = F.group_norm(x.loc, num_groups, _loc_of(weight), _loc_of(bias), eps)
+    weight, bias = _per_channel(weight, x.dim()), _per_channel(bias, x.dim())
+    return _finished(x, plain, *_normalised(*_in_groups(x, num_groups), eps), weight, bias)
+
+
+@moment_rule(F.instance_norm)
+def instance_norm(
+    input: Value,
+    running_mean: Tensor | None = None,
+    running_var: Tensor | None = None,
+    weight: Value | None = None,
+    bias: Value | None = None,
+    use_input_stats: bool = True,
+    momentum: float = 0.1,
+    eps: float = 1e-5,
+) -> Moments:
+    """Normalise each channel over its positions, or by running statistics."""
+    if not use_input_stats:
+        return batch_norm(input, running_mean, running_var, weight, bias, False, momentum, eps)
+    x = _as_moments(input, weight, bias)
+    plain = F.instance_norm(
+        x.loc, running_mean, running_var, _loc_of(weight), _loc_of(bias), use_input_stats, momentum, eps
+    )
+    weight, bias = _per_channel(weight, x.dim()), _per_channel(bias, x.dim())
+    return _finished(x, plain, *_normalised(*_in_groups(x, x.shape[1]), eps), weight, bias)
+
+
+@moment_rule(F.normalize)
+def normalize(input: Moments, p: float = 2.0, dim: int = 1, eps: float = 1e-12, out: None = None) -> Moments:
+    """Divide by the Euclidean length: a root mean square norm over √D."""
+    if p != 2:
+        raise unsupported("F.normalize with p other than 2")
+    plain, x, size = F.normalize(input.loc, p, dim, eps), input.plain(), input.shape[dim]
+    normalised = _normalised(x, [dim % x.dim()], 0.0, centred=False, floor=eps**2 / size)
+    shrink = torch.tensor(size**-0.5, dtype=x.variance.dtype, device=x.device)
+    return _finished(x, plain, *normalised, shrink, None)

@@ -1,0 +1,167 @@
+"""Recurrent layers: LSTM, GRU and plain ones, step by step, each gate by the rules of what it is made of.
+
+The weights are the same at every step, and so is their noise. Where common noise is kept, each step takes the same
+signs for the recurrent weight, so that its noise adds up along the sequence, as that of one draw does.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from leanbayes.rules.moments.context import Pass
+from leanbayes.rules.moments.registry import moment_rule, unsupported
+from leanbayes.rules.moments.value import Moments
+
+State = tuple[Any, ...]  # (h,), or (h, c) of an LSTM
+Cell = Callable[[Any, Any, State], State]  # of the input's share of the gates, the state's share, and the state
+
+
+def _lstm(inputs: Any, recurrent: Any, state: State) -> State:
+    i, f, g, o = (inputs + recurrent).chunk(4, -1)
+    c = torch.sigmoid(f) * state[1] + torch.sigmoid(i) * torch.tanh(g)
+    return torch.sigmoid(o) * torch.tanh(c), c
+
+
+def _gru(inputs: Any, recurrent: Any, state: State) -> State:
+    (r, z, n), (own_r, own_z, own_n) = inputs.chunk(3, -1), recurrent.chunk(3, -1)
+    old, new, keep = state[0], torch.tanh(n + torch.sigmoid(r + own_r) * own_n), torch.sigmoid(z + own_z)
+    # (1 - z) new + z old, to first order: written out, each noise would come in twice, as if it were another.
+    share, gap = _loc(keep), _loc(old) - _loc(new)
+    return ((1 - share) * new + share * old + gap * torch.sub(keep, share),)
+
+
+def _tanh(inputs: Any, recurrent: Any, state: State) -> State:
+    return (torch.tanh(inputs + recurrent),)
+
+
+def _relu(inputs: Any, recurrent: Any, state: State) -> State:
+    return (torch.relu(inputs + recurrent),)
+
+
+_CELLS: dict[str, Cell] = {"lstm": _lstm, "gru": _gru, "rnn_tanh": _tanh, "rnn_relu": _relu}
+
+
+def _register(name: str, cell: Cell) -> None:
+    layer, step = getattr(torch, name), getattr(torch, f"{name}_cell")
+
+    @moment_rule(layer)
+    def answer_layer(*args: Any) -> Any:
+        if not isinstance(args[3], bool):
+            remedy = 'pad the sequences instead of packing them, or use bnn.using("sample").'
+            raise unsupported(f"torch.{name} of a packed sequence", remedy)
+        return _run(layer, cell, *args)
+
+    @moment_rule(step)
+    def answer_step(input: Any, hx: Any, w_ih: Any, w_hh: Any, b_ih: Any = None, b_hh: Any = None) -> Any:
+        hidden = tuple(hx) if isinstance(hx, (tuple, list)) else (hx,)
+        plain = step(_loc(input), _locs(hx), *map(_loc, (w_ih, w_hh, b_ih, b_hh)))
+        state = cell(F.linear(input, w_ih, b_ih), F.linear(hidden[0], w_hh, b_hh), hidden)
+        state = tuple(_at_rest(s, p) for s, p in zip(state, plain if len(hidden) > 1 else [plain], strict=True))
+        return state if len(state) > 1 else state[0]
+
+
+def _run(
+    function: Callable[..., Any],
+    cell: Cell,
+    input: Any,
+    hx: Any,
+    weights: Sequence[Any],
+    has_biases: bool,
+    num_layers: int,
+    dropout: float,
+    train: bool,
+    bidirectional: bool,
+    batch_first: bool,
+) -> Any:
+    """Answer torch.lstm and its like: the outputs of the last layer, and the last states of all layers."""
+    hidden = tuple(hx) if isinstance(hx, (tuple, list)) else (hx,)
+    settings = (has_biases, num_layers, dropout, train, bidirectional, batch_first)
+    within = next(x for x in (input, *weights, *hidden) if isinstance(x, Moments)).within
+    directions = 2 if bidirectional else 1
+    each = len(weights) // (num_layers * directions)
+    x = input if batch_first else input.transpose(0, 1)
+    last: list[State] = []
+    outer, within.batch_first = within.batch_first, True  # as it is here
+    for layer in range(num_layers):
+        outputs = []
+        for direction in range(directions):
+            number = layer * directions + direction
+            own = _Weights(weights[number * each : (number + 1) * each], has_biases)
+            steps, state = _walk(cell, x, tuple(h[number] for h in hidden), own, direction == 1, within)
+            outputs.append(_stack(steps, 1))
+            last.append(state)
+        x = torch.cat(outputs, -1) if bidirectional else outputs[0]
+        if train and dropout > 0 and layer < num_layers - 1:
+            x = F.dropout(x, dropout)
+    within.batch_first = outer
+    results = [x if batch_first else x.transpose(0, 1), *(_stack(part, 0) for part in zip(*last, strict=True))]
+    if not (train and dropout > 0 and num_layers > 1):
+        plain = function(_loc(input), _locs(hx), _locs(weights), *settings)
+        results = [_at_rest(value, loc) for value, loc in zip(results, plain, strict=True)]
+    return tuple(results)
+
+
+class _Weights:
+    """The weights of one layer in one direction."""
+
+    def __init__(self, weights: Sequence[Any], has_biases: bool) -> None:
+        self.w_ih, self.w_hh = weights[:2]
+        self.b_ih: Any = weights[2] if has_biases else None
+        self.b_hh: Any = weights[3] if has_biases else None
+        rest = weights[4:] if has_biases else weights[2:]
+        self.projection = rest[0] if rest else None
+
+
+def _walk(cell: Cell, x: Any, state: State, own: _Weights, backwards: bool, within: Pass) -> tuple[list[Any], State]:
+    """Go through a sequence (batch, length, channels): what comes out, in the order of the input, and the state."""
+    gates = F.linear(x, own.w_ih, own.b_ih)
+    start, length = within.taken, x.shape[1]
+    outputs = []
+    for step in range(length):
+        within.taken = start  # the same weights, the same noise
+        # A sequence of length 1, so that its noise is common.
+        recurrent = F.linear(state[0].unsqueeze(1), own.w_hh, own.b_hh).squeeze(1)
+        h, *rest = cell(gates[:, length - 1 - step if backwards else step], recurrent, state)
+        if own.projection is not None:
+            h = F.linear(h.unsqueeze(1), own.projection).squeeze(1)
+        state = (h, *rest)
+        outputs.append(h)
+    return outputs[::-1] if backwards else outputs, state
+
+
+def _loc(value: Any) -> Any:
+    return value.loc if isinstance(value, Moments) else value
+
+
+def _locs(values: Any) -> Any:
+    return [_loc(value) for value in values] if isinstance(values, (tuple, list)) else _loc(values)
+
+
+def _at_rest(value: Any, plain: Tensor) -> Any:
+    """Take the mean that torch itself gives where there is no variance, to the last bit."""
+    if not isinstance(value, Moments):
+        return plain
+    loc = torch.where(value.variance > 0, value.loc, plain)
+    return value.like(loc, value.independent, value.common, value.grid)
+
+
+def _stack(values: Sequence[Any], dim: int) -> Any:
+    """Stack values whose common part differs from one to the next."""
+    parts = [value.plain() for value in values if isinstance(value, Moments)]
+    if not parts:
+        return torch.stack(list(values), dim)
+    loc = torch.stack([_loc(value) for value in values], dim)
+    independent = torch.stack([p.independent.expand(p.shape) for p in parts], dim)
+    if all(p.common is None for p in parts):
+        return parts[0].like(loc, independent)
+    probes = next(len(p.common) for p in parts if p.common is not None)
+    none = independent.new_zeros(probes, *[1] * parts[0].dim())
+    commons = [(none if p.common is None else p.common).expand(-1, *p.shape) for p in parts]
+    return parts[0].like(loc, independent, torch.stack(commons, dim + 1))
+
+
+for _name, _cell in _CELLS.items():
+    _register(_name, _cell)

@@ -1,0 +1,171 @@
+"""Moments through functions that reduce dimensions: sums, means, variances, extremes."""
+
+import math
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from leanbayes.rules.moments.indexing import gather
+from leanbayes.rules.moments.registry import moment_rule, named
+from leanbayes.rules.moments.shape import groups_of, permute, settled, unpacked
+from leanbayes.rules.moments.value import Moments, variance_dtype
+
+
+class Winners(NamedTuple):
+    """What functions return that choose elements along a dimension."""
+
+    values: Any
+    indices: Tensor
+
+
+def _numpy_names(rule: Callable[..., Any]) -> Callable[..., Any]:
+    """Let a rule take `axis` and `keepdims` for `dim` and `keepdim`, as torch does."""
+
+    def renamed(*args: Any, **kwargs: Any) -> Any:
+        for name, torch_name in (("axis", "dim"), ("keepdims", "keepdim")):
+            if name in kwargs:
+                kwargs[torch_name] = kwargs.pop(name)
+        return rule(*args, **kwargs)
+
+    return renamed
+
+
+def _dims(x: Moments, dim: Any) -> list[int]:
+    """Which dimensions to reduce: all if none are named."""
+    dims = [] if dim is None else unpacked([dim])
+    return sorted({d % x.dim() for d in dims}) if dims else list(range(x.dim()))
+
+
+def _summed(x: Moments, loc: Tensor, dims: list[int], count: int = 1) -> Moments:
+    """Sum noise and divide it by `count`: Σv/n² and, for the common part, ΣU/n, which a constant adds n times to."""
+    dtype = variance_dtype(loc.dtype)
+    independent = (x.independent.sum(dims, keepdim=True) if dims else x.independent).to(dtype) / count**2
+    if x.common is None:
+        return x.like(loc, independent.reshape(loc.shape))
+    groups = groups_of(x)
+    over = [place for dim in dims for place in groups[dim]]
+    constant = math.prod([x.grid[place] for place in over if x.common.shape[place + 1] == 1])
+    common = x.common.sum([place + 1 for place in over], keepdim=True) if over else x.common
+    grid = tuple([1 if place in over else size for place, size in enumerate(x.grid)])
+    whole = loc.reshape(independent.shape)
+    return x.like(whole, independent, common.to(dtype) * (constant / count), grid).reshaped(loc)
+
+
+@moment_rule(*named("sum"))
+@_numpy_names
+def sum_along(input: Moments, dim: Any = None, keepdim: bool = False, *, dtype: torch.dtype | None = None) -> Moments:
+    """Sum along dimensions."""
+    return _summed(input, input.loc.sum(dim, keepdim, dtype=dtype), _dims(input, dim))
+
+
+@moment_rule(*named("mean"))
+@_numpy_names
+def mean_along(input: Moments, dim: Any = None, keepdim: bool = False, *, dtype: torch.dtype | None = None) -> Moments:
+    """Mean along dimensions."""
+    dims = _dims(input, dim)
+    loc = input.loc.mean(dim, keepdim, dtype=dtype)
+    return _summed(input, loc, dims, math.prod([input.shape[d] for d in dims]))
+
+
+def _contracted(x: Moments, loc: Tensor, slope: Tensor, dims: list[int]) -> Moments:
+    """Return `loc` with the noise Σ s·x along dimensions; common noise that differs by position becomes independent."""
+    x = x.plain()
+    independent = (slope.square() * x.independent).sum(dims, keepdim=True)
+    if x.common is None:
+        return x.like(loc, independent.reshape(loc.shape))
+    constant = [dim for dim in range(x.dim()) if x.common.shape[dim + 1] == 1]
+    over = [dim for dim in dims if dim in constant]
+    slope = slope.sum(over, keepdim=True) if over else slope
+    written = [dim for dim in dims if dim not in constant]
+    order = [dim for dim in range(x.dim()) if dim not in written] + written
+    first = x.dim() - len(written)
+    common = x.common.permute(0, *[dim + 1 for dim in order]).reshape(
+        len(x.common), *_flat(x.common.shape[1:], order, first)
+    )
+    tangent = torch.einsum("r...n,...n->r...", common, slope.permute(order).reshape(_flat(slope.shape, order, first)))
+    tangent = tangent.reshape(len(common), *independent.shape)
+    whole = x.like(loc.reshape(independent.shape), independent, tangent)
+    return settled(whole, [dim for dim in constant if dim not in dims]).reshaped(loc)
+
+
+def _flat(shape: torch.Size, order: list[int], first: int) -> list[int]:
+    """Sizes in another order, from `first` on as one."""
+    sizes = [shape[dim] for dim in order]
+    return [*sizes[:first], math.prod(sizes[first:])]
+
+
+@moment_rule(*named("logsumexp"))
+@_numpy_names
+def logsumexp(input: Moments, dim: Any, keepdim: bool = False) -> Moments:
+    """Logarithm of a sum of exponentials, to first order: its slopes are the softmax p, and the variance is Σp²v."""
+    dims = _dims(input, dim)
+    m = input.loc.to(variance_dtype(input.dtype))
+    return _contracted(input, input.loc.logsumexp(dim, keepdim), (m - m.logsumexp(dims, keepdim=True)).exp(), dims)
+
+
+@moment_rule(*named("var"))
+@_numpy_names
+def var(
+    input: Moments, dim: Any = None, unbiased: bool = True, keepdim: bool = False, *, correction: float | None = None
+) -> Moments:
+    """Variance of elements, d from their mean, k = n - correction: its mean is Σ(d² + v(1-1/n))/k, its slopes 2d/k."""
+    if isinstance(dim, bool):  # var(unbiased)
+        dim, unbiased = None, dim
+    correction = (1.0 if unbiased else 0.0) if correction is None else correction
+    dims = _dims(input, dim)
+    n = math.prod([input.shape[d] for d in dims])
+    k = max(n - correction, 0)
+    plain = input.loc.var(dims, correction=correction, keepdim=keepdim)
+    m = input.loc.to(variance_dtype(plain.dtype))
+    noise = input.independent.sum(dims, keepdim=keepdim) * ((1 - 1 / n) / k)
+    return _contracted(input, (plain + noise).to(plain.dtype), 2 / k * (m - m.mean(dims, keepdim=True)), dims)
+
+
+def _winners(x: Moments, values: Tensor, indices: Tensor, dim: int, keepdim: bool) -> Winners:
+    """Take the chosen elements with their noise: values and indices were found with their dimension kept."""
+    chosen = gather(x, dim, indices)
+    if not keepdim:
+        values, indices = values.squeeze(dim), indices.squeeze(dim)
+    return Winners(chosen.reshaped(values), indices)
+
+
+def _extreme(name: str) -> None:
+    @moment_rule(*named(name))
+    @_numpy_names
+    def extreme(input: Any, dim: Any = None, keepdim: bool = False, *, other: Any = None) -> Any:
+        other = dim if isinstance(dim, Moments | Tensor) else other
+        if other is not None:
+            return getattr(torch, name + "imum")(input, other)
+        if dim is None:
+            return extreme(input.ravel(), 0).values
+        values, indices = getattr(input.loc, name)(dim, True)
+        return _winners(input, values, indices, dim, keepdim)
+
+    @moment_rule(*named("a" + name))
+    @_numpy_names
+    def extreme_of_many(input: Moments, dim: Any = (), keepdim: bool = False) -> Moments:
+        loc = getattr(input.loc, "a" + name)(dim, keepdim)
+        dims = _dims(input, dim)
+        rest = [d for d in range(input.dim()) if d not in dims]
+        last = permute(input, rest + dims).flatten(len(rest)) if dims else input.reshape(1)
+        return extreme(last, -1).values.reshaped(loc)
+
+
+for _name in ("max", "min"):
+    _extreme(_name)
+
+
+@moment_rule(*named("topk"))
+def topk(input: Moments, k: int, dim: int = -1, largest: bool = True, sorted: bool = True) -> Winners:
+    """Return the k elements with the largest means, with their noise."""
+    values, indices = input.loc.topk(k, dim, largest, sorted)
+    return _winners(input, values, indices, dim, True)
+
+
+@moment_rule(*named("sort"))
+def sort(input: Moments, dim: int = -1, descending: bool = False, stable: bool = False) -> Winners:
+    """Sort elements by their means, with their noise."""
+    values, indices = input.loc.sort(stable=stable, dim=dim, descending=descending)
+    return _winners(input, values, indices, dim, True)

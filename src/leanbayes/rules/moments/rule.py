@@ -1,0 +1,78 @@
+"""The rule `moments`: weights and activations are `Moments`, and one pass gives mean and variance of the outputs."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar, get_args
+
+import torch
+from torch import Tensor
+
+from leanbayes.errors import LeanBayesError
+from leanbayes.network import map_outputs
+from leanbayes.posteriors import Posterior
+from leanbayes.rules.base import Rule
+from leanbayes.rules.moments.context import Activations, Correlation, Pass, make_signs
+from leanbayes.rules.moments.value import Moments
+
+
+@dataclass(frozen=True)
+class MomentPropagation(Rule):
+    """One pass by moments.
+
+    correlation: "common" keeps the noise that positions share; "none" forgets it, as the paper does.
+    activations: "exact" takes a Gaussian through an activation function, "taylor" only its slope at the mean.
+    maps: whether the noise of convolutions differs from pixel to pixel. None means: if the network ends in one, so that
+    its outputs have pixels; otherwise they are pooled, and it costs time for nothing.
+    """
+
+    correlation: Correlation = "common"
+    activations: Activations = "exact"
+    maps: bool | None = None
+    name: ClassVar[str] = "moments"
+    random: ClassVar[bool] = False
+
+    def __post_init__(self) -> None:
+        for setting, kinds in (("correlation", Correlation), ("activations", Activations)):
+            if getattr(self, setting) not in get_args(kinds):
+                allowed = " or ".join(repr(kind) for kind in get_args(kinds))
+                raise LeanBayesError(f"{setting}={getattr(self, setting)!r} is unknown: use {allowed}.")
+
+    @property
+    def shared_noise(self) -> bool:  # type: ignore[override]
+        """Whether positions share their noise, as weight draws have it."""
+        return self.correlation == "common"
+
+    def weights(self, posterior: Posterior, key: Tensor, with_kl: bool) -> tuple[Sequence[Any], Tensor | None]:
+        """Give each layer the mean and variance of its weights."""
+        layout, within = posterior.layout, Pass(self.correlation, self.activations)
+        variance, kl = posterior.variance_and_kl(key) if with_kl else (posterior.variance(), None)
+        means, variances = layout.split(posterior.mean()), layout.split(variance)
+        return [Moments(m, v, within=within) for m, v in zip(means, variances, strict=True)], kl
+
+    def prepare(self, model: Any) -> None:
+        """Give the model the signs of the probes, which every pass reads."""
+        if self.correlation == "common" and model.probe_signs is None:
+            model.probe_signs = make_signs().to(model.device)
+
+    def begin(self, model: Any, values: Sequence[Any], args: Sequence[Any]) -> None:
+        """Tell the values of this pass what they need to know of the model and of the batch."""
+        if not values:
+            raise LeanBayesError(
+                f"{type(model.method).__name__} has no Bayesian weights, so there are no moments to pass on: "
+                'use bnn.using("sample").'
+            )
+        within: Pass = values[0].within
+        within.signs, within.taken, within.batch_first = model.probe_signs, 0, model.batch_first
+        within.maps = model.ends_in_convolution if self.maps is None else self.maps
+
+    def finish(self, model: Any, output: Any) -> Any:
+        """Correct the outputs by what `calibrate_moments` has found."""
+        return map_outputs(lambda value: self._calibrated(model, value), output)
+
+    def _calibrated(self, model: Any, value: Any) -> Any:
+        if not isinstance(value, Moments):
+            return value
+        mean, std = model.moment_scale.unbind()
+        loc = torch.where(mean == 1, value.loc, (value.loc * mean).to(value.dtype))
+        common = None if value.common is None else value.common * std
+        return value.like(loc, value.independent * std.square(), common, value.grid)
