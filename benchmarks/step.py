@@ -63,11 +63,11 @@ def deterministic(net: nn.Module, x: Tensor, y: Tensor) -> tuple[nn.Module, Step
     return net, lambda: F.cross_entropy(net(x).float(), y)
 
 
-def ours(rule: str) -> Callable[[nn.Module, Tensor, Tensor], tuple[nn.Module, Step]]:
-    """Mean-field variational inference by one of our rules."""
+def ours(method: lb.Method) -> Callable[[nn.Module, Tensor, Tensor], tuple[nn.Module, Step]]:
+    """One of our methods."""
 
     def build(net: nn.Module, x: Tensor, y: Tensor) -> tuple[nn.Module, Step]:
-        bnn = lb.bayesianize(net, lb.MeanField(rule=rule))
+        bnn = lb.bayesianize(net, method)
         return bnn, lambda: lb.elbo(bnn, x, y, num_data=NUM_DATA, check=False)
 
     return build
@@ -99,9 +99,11 @@ def bayesian_torch(kind: str) -> Callable[[nn.Module, Tensor, Tensor], tuple[nn.
 
 VARIANTS: dict[str, Callable[[nn.Module, Tensor, Tensor], tuple[nn.Module, Step]]] = {
     "deterministic": deterministic,
-    "sample": ours("sample"),
-    "flipout": ours("flipout"),
-    "local": ours("local"),
+    "sample": ours(lb.MeanField(rule="sample")),
+    "flipout": ours(lb.MeanField(rule="flipout")),
+    "local": ours(lb.MeanField(rule="local")),
+    "moments": ours(lb.VDP()),
+    "moments, the paper's": ours(lb.VDP.paper()),
 }
 if importlib.util.find_spec("bayesian_torch"):
     VARIANTS["bayesian-torch"] = bayesian_torch("Reparameterization")

@@ -275,7 +275,7 @@ def test_dropout_is_the_identity_in_evaluation(function: Any) -> None:
         assert torch.equal(result.variance, value.variance)
 
 
-@pytest.mark.parametrize("name", ["relu", "gelu", "clamp", "prelu", "pow 3", "sigmoid"])
+@pytest.mark.parametrize("name", ["relu", "gelu", "clamp", "prelu", "pow 3", "sigmoid", "hardswish", "hardsigmoid"])
 def test_compiled_is_as_eager(name: str) -> None:
     value = gaussian((2, 3, 5), positions=(2,), dtype=torch.float32)
     shared = common_pass()

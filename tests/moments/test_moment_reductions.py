@@ -12,6 +12,7 @@ from moment_covariances import assert_linear, expected_covariance, random_value
 from torch import Tensor
 
 import leanbayes as lb
+from leanbayes.errors import UnsupportedOperation
 
 MAP = (2, 3, 4, 5)
 LINEAR: dict[str, Callable[[Any], Any]] = {
@@ -60,6 +61,26 @@ def test_dtype_of_a_mean() -> None:
 def test_mean_over_positions_keeps_common_noise() -> None:
     """Against a sample: without the common part, it would be √60 times too small."""
     check(lambda x: x.mean((1, 2)), random_value((3, 6, 10), positions=(1, 2)))
+
+
+@pytest.mark.parametrize("positions", [None, (), (2,)], ids=["independent", "shared", "common"])
+def test_euclidean_length(positions: tuple[int, ...] | None) -> None:
+    x = random_value((2, 3, 4), positions=positions)
+    check(lambda x: torch.linalg.vector_norm(x, dim=-1), x, mean=0.02, std=0.05)
+    check(lambda x: x.norm(p=2, dim=(1, 2), keepdim=True), x, mean=0.02, std=0.05)
+    for function in (torch.linalg.vector_norm, torch.norm, lambda x: torch.norm(x, dim=1)):
+        result = function(without_variance(x))
+        assert torch.equal(result.loc, function(x.loc))
+        assert not result.variance.any()
+    with pytest.raises(UnsupportedOperation, match="ord other than 2"):
+        torch.linalg.vector_norm(x, 1)
+
+
+def test_gradients_of_a_length_of_zero_are_finite() -> None:
+    parts = [torch.zeros(2, 3, requires_grad=True) for _ in range(2)]
+    length: Any = torch.linalg.vector_norm(lb.Moments(*parts), dim=1)  # type: ignore[call-overload]
+    (length.loc.sum() + length.variance.sum()).backward()
+    assert all(part.grad is not None and part.grad.isfinite().all() for part in parts)
 
 
 @pytest.mark.parametrize("positions", [None, (), (2,)], ids=["independent", "shared", "common"])

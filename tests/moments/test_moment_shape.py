@@ -195,17 +195,30 @@ def test_cat_of_channels_keeps_each_its_own_noise() -> None:
 
 
 def _join(tokens: Any, token: Any) -> Any:
-    return torch.cat([token, tokens, torch.zeros(2, 2, 3, dtype=torch.float64)], dim=1)
+    return torch.cat([token, tokens], dim=1)
 
 
 def test_cat_of_positions_shares_the_mean_noise() -> None:
-    tokens, token = random_value((2, 6, 3), positions=(1,)), random_value((2, 1, 3), 1, positions=(1,))
-    result = _join(tokens, token)
+    tokens, token = random_value((2, 6, 3), positions=(1,)), random_value((2, 1, 3), 1, 0.6, positions=(1,))
+    result = assert_linear(_join, tokens, token, whole=False)
     assert size_of_common(result) == 2 * 3
-    assert torch.equal(result.loc, _join(tokens.loc, token.loc))
-    expected = expected_covariance(_join, tokens, token).diagonal().reshape(result.shape)
-    torch.testing.assert_close(result.variance.mean(1), expected.mean(1))
-    torch.testing.assert_close(result.mean(1).common, ((token.common + 6 * tokens.common) / 9).squeeze(2))
+    assert result.common is not None
+    mean = (token.common + 6 * tokens.common) / 7
+    direction = torch.nn.functional.cosine_similarity(result.common, mean, dim=0)
+    torch.testing.assert_close(direction, torch.ones_like(direction))
+    shared = result.common.square().sum(0)
+    bounds = [part.square().sum(0) for part in (mean, token.common, tokens.common)]
+    torch.testing.assert_close(shared, torch.minimum(torch.minimum(bounds[0], bounds[1]), bounds[2]))
+
+
+def test_alike_positions_share_all_their_noise() -> None:
+    x = random_value((2, 6, 3), positions=(1,))
+    assert_linear(lambda x: torch.cat([x[:, :2], x[:, 2:]], 1), x)
+
+
+def test_a_token_without_noise_gets_none_from_the_others() -> None:
+    tokens = random_value((2, 6, 3), positions=(1,))
+    assert_linear(lambda x: torch.cat([torch.ones(2, 1, 3, dtype=x.dtype), x], 1), tokens, whole=False)
 
 
 def test_cat_without_common_noise_and_with() -> None:

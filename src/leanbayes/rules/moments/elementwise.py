@@ -231,6 +231,10 @@ def _off_zero(m: Tensor) -> Tensor:
 
 # -- the table --------------------------------------------------------------------------------------------------------
 
+# torch.compile calls the rules of functions that torch lists here only, and torch forgets two that do ask for a rule.
+_LISTED = torch.overrides.get_overridable_functions()[F]
+_LISTED += [function for function in (F.hardsigmoid, F.hardswish) if function not in _LISTED]
+
 _elementwise("relu", F.relu, lambda m: (m > 0).to(m.dtype), _kink, "inplace")
 _elementwise("relu6", F.relu6, lambda m: _inside(m, 0, 6), lambda m, v: _clamp(m, v, 0.0, 6.0), "inplace")
 _elementwise(

@@ -11,6 +11,8 @@ from leanbayes.rules.moments.registry import moment_rule, named
 from leanbayes.rules.moments.shape import expand
 from leanbayes.rules.moments.value import Moments, variance_dtype
 
+_TINY = 1e-20  # variances below it count as this in quotients
+
 
 def stretched(x: Moments, shape: Sequence[int]) -> Moments:
     """Broadcast a value to a shape."""
@@ -41,8 +43,9 @@ def broadcast_tensors(*tensors: Any) -> list[Any]:
 def cat(tensors: Sequence[Any], dim: int = 0, *, axis: int | None = None) -> Moments:
     """Join values, some perhaps without noise, along a dimension.
 
-    Channels keep each its own common noise. Positions share one, the mean Ū of the parts' U_i weighted by their length,
-    and Σ_r (U_i - Ū)² becomes independent.
+    Channels keep each its own common noise. Positions share one: the mean Ū of the parts' U_i weighted by their length,
+    shrunk until Σ_r Ū² is no more than Σ_r U_i² of any part, whose rest becomes independent. So a class token without
+    noise, which a norm might magnify, gets none from the other tokens.
     """
     dim = dim if axis is None else axis
     loc = torch.cat([loc_of(value) for value in tensors], dim)
@@ -57,11 +60,12 @@ def cat(tensors: Sequence[Any], dim: int = 0, *, axis: int | None = None) -> Mom
         return first.like(loc, torch.cat(independents, dim))
     parts = list(zip(commons, lengths, strict=True))
     if any([common is not None and common.shape[dim + 1] != length for common, length in parts]):
-        mean = sum([_total(common, length, dim) for common, length in parts if common is not None]) / sum(lengths)
-        deviations = [-mean if common is None else common - mean for common in commons]
-        shares = zip(independents, deviations, strict=True)
-        independent = torch.cat([own + deviation.square().sum(0) for own, deviation in shares], dim)
-        return first.like(loc, independent, mean)
+        if len(present) < len(values):
+            return first.like(loc, torch.cat([value.variance for value in values], dim))
+        common = _shared(present, lengths, dim)
+        kept = common.square().sum(0)
+        owns = [own + (part.square().sum(0) - kept).clamp_min(0) for own, part in zip(independents, present, strict=True)]
+        return first.like(loc, torch.cat(owns, dim), common)
     sizes = [max([common.shape[place] for common in present]) for place in range(loc.dim() + 1)]
     pieces = []
     for common, length in parts:
@@ -75,9 +79,14 @@ def _certain(like: Moments, loc: Tensor, dtype: torch.dtype) -> Moments:
     return like.like(loc, torch.zeros_like(loc, dtype=dtype))
 
 
-def _total(common: Tensor, length: int, dim: int) -> Tensor:
-    """Sum of the common part along a dimension, whether it is written out there or not."""
-    return common.sum(dim + 1, keepdim=True) if common.shape[dim + 1] == length else length * common
+def _shared(commons: Sequence[Tensor], lengths: Sequence[int], dim: int) -> Tensor:
+    """Return the mean of common parts along a dimension, shrunk so that none has less variance than it."""
+    means = [common.mean(dim + 1, keepdim=True) for common in commons]
+    mean = torch.stack([part * (length / sum(lengths)) for part, length in zip(means, lengths, strict=True)]).sum(0)
+    variances = [common.square().sum(0).amin(dim, keepdim=True) for common in commons]
+    least = torch.stack(variances).amin(0)
+    ratio = least / mean.square().sum(0).clamp_min(_TINY)
+    return mean * ratio.clamp(_TINY, 1.0).sqrt()
 
 
 @moment_rule(*named("stack"))

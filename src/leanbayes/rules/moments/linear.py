@@ -93,7 +93,6 @@ class _Layer:
         return self.use.call(self.function, [x], weight, bias=False).to(self.dtype)
 
     def _product_of_probes(self, common: Tensor) -> Tensor:
-        common = common.to(self.dtype)
         if not self.window:
             return self._product(common, self.w.to(self.dtype))
         return self._product(common.flatten(0, 1), self.w.to(self.dtype)).unflatten(0, (len(common), -1))
@@ -185,7 +184,7 @@ class _Layer:
         repeated = [dim - len(inner) for dim, size in enumerate(own) if size == 1 and inner[dim] != 1]
         weight = self.w.to(self.dtype).unflatten(-1, inner)
         weight = weight.sum(repeated, keepdim=True) if repeated else weight
-        return F.linear(x.common.to(self.dtype).flatten(1 + outer), weight.flatten(1)).to(self.dtype)
+        return F.linear(x.common.flatten(1 + outer), weight.flatten(1)).to(self.dtype)
 
     def shared(self) -> Moments:
         """Positions share the weights and their noise."""
@@ -202,7 +201,7 @@ class _Layer:
             variance = x.variance
             average = variance.mean(positions, keepdim=True)
             if x.common is not None:
-                common = self._compact(x.common.to(self.dtype), self._collapse(self.w.to(self.dtype), shares))
+                common = self._compact(x.common, self._collapse(self.w.to(self.dtype), shares))
                 shared = x.common_variance()
                 alone = (average - shared).clamp_min(0)
                 firsts = firsts + shared
@@ -262,8 +261,6 @@ class _Layer:
                 common = own if common is None else common + own
             else:
                 variance = own if variance is None else variance + own
-        if common is not None:  # directions need no more precision than means
-            common = common.to(loc.dtype)
         zero = loc.new_zeros((), dtype=self.dtype)
         return self.like.like(loc, (zero if variance is None else variance).expand(loc.shape), common)
 

@@ -8,9 +8,11 @@ import torch
 from torch import Tensor
 
 from leanbayes.rules.moments.indexing import gather
-from leanbayes.rules.moments.registry import moment_rule, named
+from leanbayes.rules.moments.registry import moment_rule, named, unsupported
 from leanbayes.rules.moments.shape import groups_of, permute, settled, unpacked
 from leanbayes.rules.moments.value import Moments, variance_dtype
+
+_SHORT = 1e-20  # lengths below it count as this in quotients
 
 
 class Winners(NamedTuple):
@@ -121,6 +123,34 @@ def var(
     m = input.loc.to(variance_dtype(plain.dtype))
     noise = input.independent.sum(dims, keepdim=keepdim) * ((1 - 1 / n) / k)
     return _contracted(input, (plain + noise).to(plain.dtype), 2 / k * (m - m.mean(dims, keepdim=True)), dims)
+
+
+@moment_rule(torch.linalg.vector_norm)
+def vector_norm(
+    input: Moments, ord: Any = 2, dim: Any = None, keepdim: bool = False, *, dtype: torch.dtype | None = None
+) -> Moments:
+    """Euclidean length: its slopes are x/|x|, and E|x| = √(|m|² + Σv - Var|x|)."""
+    if ord != 2:
+        raise unsupported("torch.linalg.vector_norm with ord other than 2")
+    dims = _dims(input, dim)
+    plain = torch.linalg.vector_norm(input.loc, 2, dim, keepdim, dtype=dtype)
+    m = input.loc.to(variance_dtype(plain.dtype))
+    length = torch.linalg.vector_norm(m, 2, dims, keepdim=True).clamp_min(_SHORT)
+    first = _contracted(input, plain, m / length, dims)
+    if input.within.activations == "taylor":
+        return first
+    length = length.reshape(plain.shape)
+    growth = (input.variance.sum(dims, keepdim=keepdim) - first.variance).clamp_min(0)
+    excess = growth / ((length.square() + growth).clamp_min(_SHORT).sqrt() + length)
+    return first.like(first.loc + excess.to(plain.dtype), first.independent, first.common, first.grid)
+
+
+@moment_rule(*named("norm", modules=(torch, Tensor)))
+def norm(
+    input: Moments, p: Any = "fro", dim: Any = None, keepdim: bool = False, out: None = None, dtype: Any = None
+) -> Moments:
+    """Euclidean length, by its older name."""
+    return vector_norm(input, 2 if p in ("fro", None) else p, dim, keepdim, dtype=dtype)
 
 
 def _winners(x: Moments, values: Tensor, indices: Tensor, dim: int, keepdim: bool) -> Winners:

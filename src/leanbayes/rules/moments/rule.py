@@ -12,7 +12,7 @@ from leanbayes.network import map_outputs
 from leanbayes.posteriors import Posterior
 from leanbayes.rules.base import Rule
 from leanbayes.rules.moments.context import Activations, Correlation, Pass, make_signs
-from leanbayes.rules.moments.value import Moments
+from leanbayes.rules.moments.value import Moments, variance_dtype
 
 
 @dataclass(frozen=True)
@@ -46,7 +46,8 @@ class MomentPropagation(Rule):
         """Give each layer the mean and variance of its weights."""
         layout, within = posterior.layout, Pass(self.correlation, self.activations)
         variance, kl = posterior.variance_and_kl(key) if with_kl else (posterior.variance(), None)
-        means, variances = layout.split(posterior.mean()), layout.split(variance)
+        means = layout.split(posterior.mean())
+        variances = layout.split(variance.to(variance_dtype(variance.dtype)))
         return [Moments(m, v, within=within) for m, v in zip(means, variances, strict=True)], kl
 
     def prepare(self, model: Any) -> None:

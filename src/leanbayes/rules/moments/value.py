@@ -80,7 +80,7 @@ class Moments:
         """The variance of the common part, in a shape that broadcasts to that of `loc`."""
         if self.common is None:
             return 0.0
-        variance = self.common.to(variance_dtype(self.common.dtype)).square().sum(0)
+        variance = self.common.square().sum(0)
         if self.is_regular:
             return variance
         return variance.expand(self.grid).reshape(self.loc.shape)

@@ -1,0 +1,105 @@
+"""Networks of transformers, unmodified, by the rule `moments`: one pass against plain networks and weight draws."""
+
+import functools
+
+import pytest
+from moment_networks import (
+    assert_as_draws,
+    assert_compiles,
+    assert_keeps_fine_variances,
+    assert_plain_without_spread,
+    assert_predicts,
+    moments_of,
+    with_spread,
+)
+from networks import Case, floats, hf_cases, seeded, tokens
+
+from leanbayes.network import output_tensor
+
+NAMES = [
+    "hf_bert", "hf_gpt2", "hf_vit", "convnext", "convnext_v2", "swin", "swin_v2", "resnet", "distilbert", "llama",
+    "segformer",
+]  # fmt: skip
+LANGUAGE_MODELS = ("hf_gpt2", "llama")
+
+
+@functools.cache
+def cases() -> dict[str, Case]:
+    """More networks than those of `hf_cases`, small by their configurations."""
+    import transformers as t  # takes seconds
+
+    small = {"num_labels": 5}
+    stages = {"num_stages": 2, "hidden_sizes": [8, 16], "depths": [2, 2], **small}
+    windows = {"image_size": 32, "embed_dim": 16, "depths": [2, 2], "num_heads": [2, 2], "window_size": 4, **small}
+    pyramid = {
+        "num_encoder_blocks": 2, "depths": [1, 1], "sr_ratios": [2, 1], "hidden_sizes": [8, 16], "patch_sizes": [3, 3],
+        "strides": [2, 2], "num_attention_heads": [1, 2], "mlp_ratios": [2, 2], "decoder_hidden_size": 16, **small,
+    }  # fmt: skip
+    distil = {"vocab_size": 23, "dim": 16, "n_layers": 2, "n_heads": 2, "hidden_dim": 32, **small}
+    llama = {
+        "vocab_size": 23, "hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2,
+        "num_key_value_heads": 1, "max_position_embeddings": 16, "use_cache": False,
+    }  # fmt: skip
+    builders = {
+        "convnext": lambda: t.ConvNextForImageClassification(t.ConvNextConfig(**stages)),
+        "convnext_v2": lambda: t.ConvNextV2ForImageClassification(t.ConvNextV2Config(**stages)),
+        "swin": lambda: t.SwinForImageClassification(t.SwinConfig(**windows)),
+        "swin_v2": lambda: t.Swinv2ForImageClassification(t.Swinv2Config(**windows)),
+        "resnet": lambda: t.ResNetForImageClassification(
+            t.ResNetConfig(embedding_size=8, hidden_sizes=[16, 32], depths=[1, 1], **small)
+        ),
+        "segformer": lambda: t.SegformerForSemanticSegmentation(t.SegformerConfig(**pyramid)),
+        "distilbert": lambda: t.DistilBertForSequenceClassification(t.DistilBertConfig(**distil)),
+        "llama": lambda: t.LlamaForCausalLM(t.LlamaConfig(**llama)),
+    }
+    more = {}
+    for name, build in builders.items():
+        if name in ("distilbert", "llama"):
+            more[name] = Case(name, seeded(build), lambda: {"input_ids": tokens(6, 23)()}, 5)
+        else:
+            more[name] = Case(name, seeded(build), lambda: {"pixel_values": floats(3, 32, 32)()}, 5)
+    return {**hf_cases(), **more}
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_without_spread_it_is_the_plain_network(name: str) -> None:
+    assert_plain_without_spread(cases()[name].build(), cases()[name].example())
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_its_spread_is_that_of_weight_draws(name: str) -> None:
+    assert_as_draws(cases()[name].build(), cases()[name].example(), 0.85, 1.35)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_it_predicts(name: str) -> None:
+    assert_predicts(cases()[name].build(), cases()[name].example(), -1 if name in LANGUAGE_MODELS else 1)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_its_output_is_structured_as_ever(name: str) -> None:
+    network, inputs = cases()[name].build().eval(), cases()[name].example()
+    bnn = with_spread(network)
+    with bnn.using("moments"):
+        output = bnn(**inputs)
+    assert type(output) is type(network(**inputs))
+    assert output_tensor(output).shape == network(**inputs).logits.shape
+
+
+@pytest.mark.parametrize("name", ["hf_bert"])
+def test_it_compiles(name: str) -> None:
+    assert_compiles(cases()[name].build(), cases()[name].example())
+
+
+@pytest.mark.parametrize("name", ["hf_bert", "hf_vit", "swin"])
+def test_variances_stay_in_single_precision(name: str) -> None:
+    assert_keeps_fine_variances(cases()[name].build(), cases()[name].example())
+
+
+def test_padding_changes_nothing() -> None:
+    case = cases()["hf_bert"]
+    inputs, bnn = case.example(), with_spread(case.build())
+    short = {key: value[1:2, :4] for key, value in inputs.items()}  # the example whose last two tokens are padding
+    padded, alone = moments_of(bnn, inputs, "none"), moments_of(bnn, short, "none")
+    assert (padded.loc[1] - alone.loc[0]).abs().max() < 1e-5
+    assert ((padded.variance[1] / alone.variance[0]).log().abs() < 1e-3).all()
