@@ -151,7 +151,7 @@ class Comparison:
 
     def reset(self) -> None:
         """Take back a calibration."""
-        self.bnn.get_buffer("moment_scale").fill_(1.0)
+        self.bnn.moment_scale = 1.0, 1.0
 
     def score(self, **how: Any) -> dict[str, float]:
         """Score predictions of all test data."""

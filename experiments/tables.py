@@ -4,10 +4,12 @@ python experiments/tables.py
 """
 
 import json
+import math
 from pathlib import Path
 from typing import Any
 
 HERE = Path(__file__).parent
+BEGIN, END = "<!-- measured -->", "<!-- /measured -->"
 HEAD = """# Results
 
 Each table is one command. Choices were made on a held-out part of the training data, and the last step's model is
@@ -36,6 +38,17 @@ COLUMNS = {
     "predict_time_ratio": ("× plain", "{:.1f}"),
 }
 
+VDP_COLUMNS = {
+    "accuracy": ("accuracy", "{:.2%}"),
+    "nll": ("NLL", "{:.4f}"),
+    "ece": ("ECE", "{:.4f}"),
+    "noisy_accuracy": ("accuracy at -6 dB", "{:.2%}"),
+    "spearman": ("Spearman of variance and SNR", "{:.3f}"),
+    "lost": ("accuracy lost by pruning 90 %", "{:.2%}"),
+    "infidelity": ("Infidelity", "{:.4f}"),
+    "sensitivity_max": ("Sensitivity-Max", "{:.4f}"),
+}
+
 
 def table(record: dict[str, Any], title: str) -> str:
     """Lay out one comparison, turned on its side: a column a method."""
@@ -60,10 +73,54 @@ def table(record: dict[str, Any], title: str) -> str:
     return "\n".join(lines)
 
 
-def cell(figure: dict[str, float], form: str, best: bool) -> str:
-    """Write a mean with its interval."""
-    text = form.format(figure["mean"])
-    half = (figure["high"] - figure["low"]) / 2
+def vdp_table(record: dict[str, Any], title: str) -> str:
+    """Lay out the experiments of VDP's paper, a column a method, with what tells the methods apart."""
+    machine, summary = record["machine"], record["summary"]
+    where = ", ".join(machine["gpus"]) or f"{machine['processor']}, {machine['cores']} cores"
+    methods = summary["methods"]
+    lines = [
+        f"## {title}\n",
+        f"`{record['command']}`\n",
+        f"{where}, torch {record['versions']['torch']}, seeds {', '.join(map(str, record['seeds']))}, noise and "
+        f"pruning on {record['examples']} test images. ± is half of the {summary['level']:.0%} interval, and p is that "
+        f"of a one-way analysis of variance. {' '.join(record['notes'])}\n",
+        f"| | {' | '.join(f'`{name}`' for name in methods)} | p |",
+        "|---|" + "---:|" * (len(methods) + 1),
+    ]
+    for key, (name, form) in VDP_COLUMNS.items():
+        if not any(key in figures for figures in methods.values()):
+            continue
+        cells = [cell(figures[key], form, False) if key in figures else "" for figures in methods.values()]
+        p_value = summary["tests"].get(key, {}).get("anova", {}).get("p_value")
+        lines.append(f"| {name} | {' | '.join(cells)} | {'' if p_value is None else format(p_value, '.2g')} |")
+    return "\n".join(lines)
+
+
+def one_pass_table(record: dict[str, Any]) -> str:
+    """Lay out every way to predict one network."""
+    title = f"{record['model']['name']} on {record['source']['name']}"
+    accuracies, times = record["output_accuracy"], record["milliseconds"]
+    lines = [
+        f"**{title}** ({record['test_examples']} test examples; {', '.join(record['machine']['gpus']) or 'CPU'})",
+        "",
+        "| | accuracy | NLL | ECE | std ratio | log corr. | ms |",
+        "|---|---:|---:|---:|---:|---:|---:|",
+    ]
+    for name, scores in record["scores"].items():
+        cells = [f"{scores['accuracy']:.2%}", f"{scores['nll']:.4f}", f"{scores['ece']:.4f}"]
+        found = accuracies.get(name)
+        cells += [f"{found['ratio']:.2f} ({found['low']:.2f}-{found['high']:.2f})"] if found else [""]
+        cells += [f"{found['log_correlation']:.2f}"] if found else [""]
+        cells += [f"{times[name]:.1f}"] if name in times else [""]
+        lines.append(f"| {name} | " + " | ".join(cells) + " |")
+    return "\n".join(lines)
+
+
+def cell(figure: dict[str, Any], form: str, best: bool) -> str:
+    """Write a mean with its interval; what is not defined is nan, or null."""
+    mean, low, high = (math.nan if figure[key] is None else figure[key] for key in ("mean", "low", "high"))
+    text = form.format(mean)
+    half = (high - low) / 2
     if half > 0:  # and not nan
         text += f" ± {form.format(half)}"
     return f"**{text}**" if best else text
@@ -74,4 +131,13 @@ if __name__ == "__main__":
     for path in sorted((HERE / "results").glob("*.json")):
         record = json.loads(path.read_text())
         parts.append(table(record, f"{record['model']['name']} on {record['source']['name']}"))
-    (HERE.parent / "docs" / "results.md").write_text("\n".join(parts) + "\n")
+    for path in sorted((HERE / "results" / "vdp").glob("*.json")):
+        record = json.loads(path.read_text())
+        name = f"{record['model']['name']} on {record['source']['name']}: noise, pruning and explanations"
+        parts.append(vdp_table(record, name))
+    (HERE.parent / "docs" / "results.md").write_text("\n\n".join(part.strip("\n") for part in parts) + "\n")
+    page = HERE.parent / "docs" / "one_pass.md"
+    before, _, rest = page.read_text().partition(BEGIN)
+    paths = sorted((HERE / "results" / "one_pass").glob("*.json"))
+    tables = [one_pass_table(json.loads(path.read_text())) for path in paths]
+    page.write_text(before + BEGIN + "\n" + "\n\n".join(tables) + "\n" + END + rest.partition(END)[2])

@@ -35,8 +35,8 @@ def _built(name: str) -> Case:
 
 NETWORKS = {**CASES, **{name: _built(name) for name in BUILT}}
 INEXACT = ("vit_mha", "language_model")  # nn.MultiheadAttention multiplies in another order
-# Predicted std over that of draws, median over outputs. The narrow residual networks have few channels to average over.
-RANGES = {"resnet": (0.85, 1.4), "resnet-18": (0.85, 1.8)}
+# Predicted std over that of draws, median over outputs: 1.52 was measured for resnet-18, 0.91 to 1.12 for the others.
+RANGES = {"resnet-18": (0.85, 1.8)}
 
 
 @pytest.mark.parametrize("name", NETWORKS)

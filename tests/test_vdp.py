@@ -257,3 +257,34 @@ def test_it_learns_digits_without_a_draw_of_the_weights(method: VDP) -> None:
     assert torch.equal(prediction.probs, bnn.predict(test_x).probs)
     drawn = bnn.predict(test_x, 200, rule="sample", generator=generator(1))
     assert (prediction.probs - drawn.probs).abs().mean() < 0.02
+
+
+@pytest.mark.parametrize("rule", ["moments", "covariance"])
+def test_a_convolutional_network_trains_and_predicts_by_both_rules(rule: str) -> None:
+    generator = torch.Generator().manual_seed(0)
+    x = torch.rand(16, 1, 8, 8, generator=generator)
+    y = (x[:, 0, :4].mean((1, 2)) > x[:, 0, 4:].mean((1, 2))).long()
+    net = nn.Sequential(nn.Conv2d(1, 4, 3), nn.ReLU(), nn.MaxPool2d(2), nn.Flatten(), nn.Linear(36, 2))
+    bnn = lb.bayesianize(net, lb.VDP(rule=rule))
+    before = [p.detach().clone() for p in bnn.scale_parameters()]
+    optimiser = torch.optim.Adam(bnn.parameters(), lr=1e-2)
+    losses = []
+    for _ in range(40):
+        optimiser.zero_grad()
+        loss = lb.elbo(bnn, x, y, num_data=1000)
+        loss.backward()
+        optimiser.step()
+        losses.append(loss.item())
+    assert losses[-1] < losses[0]
+    assert all((new - old).abs().max() > 1e-3 for new, old in zip(bnn.scale_parameters(), before, strict=True))
+    assert bnn.predict(x).probs.sum(1).sub(1).abs().max() < 1e-5
+
+
+def test_the_probes_of_training_differ_from_step_to_step() -> None:
+    bnn = lb.bayesianize(nn.Sequential(nn.Conv2d(1, 4, 3), nn.ReLU(), nn.Conv2d(4, 2, 3)), lb.VDP())
+    x = torch.rand(2, 1, 6, 6, generator=torch.Generator().manual_seed(0))
+    first, second = bnn(x), bnn(x)
+    assert len(first.common) < len(bnn.eval()(x).common)
+    assert torch.equal(first.loc, second.loc) or not torch.equal(first.common, second.common)
+    assert not torch.equal(first.common, second.common)
+    assert torch.equal(bnn(x).common, bnn(x).common)

@@ -50,7 +50,6 @@ class StochasticNetwork(nn.Module):
 class BayesianModel(nn.Module):
     """A network with a distribution over its weights. Call it like the network; each call is one draw."""
 
-    moment_scale: Tensor
     probe_signs: Tensor | None
 
     def __init__(
@@ -75,7 +74,7 @@ class BayesianModel(nn.Module):
         self._values: Sequence[Any] | None = None  # what stands in the network now, in place of the parameters
         self.row_memory: dict[Any, int] = {}  # bytes that one example takes, as `predict` has measured
         # Factors of the mean and of the std of what one pass by moments gives: see calibrate_moments.
-        self.register_buffer("moment_scale", torch.ones(2), persistent=False)
+        self.moment_scale: tuple[float, float] = (1.0, 1.0)
         self.register_buffer("probe_signs", None, persistent=False)  # the rule `moments` puts them here
         self.batch_first = all(getattr(module, "batch_first", True) for module in network.modules())
         # An empty buffer per dtype of the network: it follows .to(dtype), so weights are always cast as they should.
@@ -84,6 +83,8 @@ class BayesianModel(nn.Module):
             self.register_buffer(f"_dtype_{number}", torch.empty(0, dtype=dtype), persistent=False)
         self._slot_dtypes = [f"_dtype_{dtypes.index(slot.dtype)}" for slot in self.layout]
         self._places = [places(network, slot.names) for slot in self.layout]
+        last = self._places[-1][0][0] if self._places else None  # outputs of dense prediction have pixels
+        self.ends_in_convolution = isinstance(last, nn.modules.conv._ConvNd)
         self._rule.prepare(self)
 
     # -- what it is ---------------------------------------------------------------------------------------------------
@@ -118,11 +119,6 @@ class BayesianModel(nn.Module):
         """Whether Bayesian weights serve many positions of an input, so that these share their noise."""
         modules = (module for places_of_slot in self._places for module, _ in places_of_slot)
         return any(isinstance(module, nn.modules.conv._ConvNd) for module in modules)
-
-    @property
-    def ends_in_convolution(self) -> bool:
-        """Whether the last Bayesian weight is that of a convolution, as in dense prediction."""
-        return bool(self._places) and isinstance(self._places[-1][0][0], nn.modules.conv._ConvNd)
 
     @property
     def members(self) -> int | None:

@@ -28,7 +28,7 @@ def fit_moment_scale(
     """Fit both factors and keep them in the model."""
     if samples < 2:
         raise LeanBayesError(f"samples={samples} must be at least 2: a variance needs as many.")
-    bnn.moment_scale.fill_(1.0)
+    bnn.moment_scale = 1.0, 1.0
     sums = torch.zeros(4, dtype=torch.float64, device=bnn.device)
     with torch.no_grad(), evaluation_mode(bnn):
         for batch in batches:
@@ -38,9 +38,8 @@ def fit_moment_scale(
         raise LeanBayesError("calibrate_moments() got no batches whose outputs vary: pass some training inputs.")
     degrees = torch.tensor((samples - 1) / 2, dtype=torch.float64)
     bias = (degrees.log() - torch.special.digamma(degrees)).item()
-    bnn.moment_scale.copy_(torch.tensor([product / square, math.exp(0.5 * (logs / count + bias))]))
-    mean, std = bnn.moment_scale.tolist()
-    return mean, std
+    bnn.moment_scale = product / square, math.exp(0.5 * (logs / count + bias))
+    return bnn.moment_scale
 
 
 def _compare(bnn: "BayesianModel", x: Any, samples: int, generator: torch.Generator | None) -> Tensor:

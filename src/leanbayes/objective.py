@@ -13,7 +13,7 @@ from leanbayes.bayesian import BayesianModel
 from leanbayes.errors import LeanBayesError, NotFiniteError
 from leanbayes.likelihoods import Likelihood
 from leanbayes.network import call_with, map_rows, output_tensor, tensors_of
-from leanbayes.rules import Moments
+from leanbayes.rules import Moments, moments_of
 
 
 def elbo(
@@ -61,7 +61,7 @@ def elbo(
         draw = bnn.next_draw(generator, number, with_kl)
         result = call_with(model, x, _draw=draw)
         output, kl = result if with_kl else (result, None)
-        output = output_tensor(output)
+        output = moments_of(output_tensor(output))
         by_moments = isinstance(output, Moments)
         known = output.loc if by_moments else output
         bnn.likelihood.check_shape(known, y)

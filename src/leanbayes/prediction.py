@@ -17,7 +17,7 @@ from leanbayes import noise
 from leanbayes.cost import PeakMemory
 from leanbayes.errors import LeanBayesError, RuleMismatchWarning
 from leanbayes.network import call_with, evaluation_mode, map_rows, output_tensor, tensors_of
-from leanbayes.rules import Moments, Rule
+from leanbayes.rules import Moments, Rule, moments_of
 
 if TYPE_CHECKING:
     from leanbayes.bayesian import BayesianModel, Draw
@@ -182,7 +182,7 @@ def predict(
         step = _rows_within_budget(bnn, x, draws[0], rows, memory_budget)
         accumulator = bnn.likelihood.accumulator()
         for draw in draws:
-            output = _one_draw(bnn, x, draw, rows, step)
+            output = moments_of(_one_draw(bnn, x, draw, rows, step))
             parts = (output.loc, output.variance) if isinstance(output, Moments) else (output,)
             if not all(part.isfinite().all() for part in parts):
                 raise LeanBayesError("The outputs contain NaN or infinity: look for such numbers in the parameters.")

@@ -39,7 +39,7 @@ def save(bnn: BayesianModel, path: str | os.PathLike[str]) -> None:
         "layout": bnn.saved_layout().to_json(),
         "report": [[row.name, list(row.shape), row.bayesian, row.reason] for row in bnn.report.rows],
         "aliases": aliases,
-        "moment_scale": bnn.moment_scale.tolist(),
+        "moment_scale": bnn.moment_scale,
         "frozen": [name for name, p in bnn.named_parameters() if not p.requires_grad],
     }
     with written_whole(path) as temporary:
@@ -61,9 +61,7 @@ def load(path: str | os.PathLike[str], model: nn.Module) -> BayesianModel:
         rule, trained_rule = get_rule(header["rule"]).name, header["trained_rule"]
         trained_rule = trained_rule and get_rule(trained_rule).name
         frozen = frozenset(header["frozen"])
-        moment_scale = torch.tensor(header.get("moment_scale", [1.0, 1.0]))  # older files have none
-        if moment_scale.shape != (2,):
-            raise TypeError("moment_scale")
+        mean_factor, std_factor = map(float, header.get("moment_scale", (1.0, 1.0)))  # older files have none
         if not isinstance(method, Method) or not isinstance(likelihood, Likelihood):
             raise TypeError("method or likelihood")
         tensors |= {alias: tensors[name] for alias, name in header["aliases"].items()}
@@ -77,7 +75,7 @@ def load(path: str | os.PathLike[str], model: nn.Module) -> BayesianModel:
     except LeanBayesError as error:
         raise FileFormatError(f"{path} does not fit this network: {error}") from None
     bnn.rule, bnn.trained_rule = rule, trained_rule
-    bnn.moment_scale.copy_(moment_scale)
+    bnn.moment_scale = mean_factor, std_factor
     _load_tensors(bnn, tensors, path)
     for name, parameter in bnn.named_parameters():
         parameter.requires_grad_(name not in frozen)

@@ -86,7 +86,7 @@ def test_correlations_matter_after_pooling() -> None:
 def test_calibration_shows_in_the_last_row_only() -> None:
     bnn, x = pooled(), smooth_images()
     before = moment_accuracy(bnn, x, 100, generator=generator())
-    bnn.get_buffer("moment_scale").copy_(torch.tensor([1.0, 2.0]))
+    bnn.moment_scale = 1.0, 2.0
     after = moment_accuracy(bnn, x, 100, generator=generator())
     assert after[:-1] == before[:-1]
     assert after[-1].ratio == pytest.approx(2 * before[-1].ratio, rel=1e-5)

@@ -60,7 +60,7 @@ def zeros_of(bnn: lb.BayesianModel) -> list[int]:
 def weights_and_others(bnn: lb.BayesianModel) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
     """All matrices of a network that a draw sees, and all its other parameters."""
     network: Any = bnn.network
-    with bnn.drawn(bnn.next_draw(generator())):
+    with bnn.using("sample"), bnn.drawn(bnn.next_draw(generator())):
         seen = {
             f"{prefix}.{name}": value.detach().clone()
             for prefix, module in network.named_modules()

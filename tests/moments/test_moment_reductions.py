@@ -78,7 +78,7 @@ def test_euclidean_length(positions: tuple[int, ...] | None) -> None:
 
 def test_gradients_of_a_length_of_zero_are_finite() -> None:
     parts = [torch.zeros(2, 3, requires_grad=True) for _ in range(2)]
-    length: Any = torch.linalg.vector_norm(lb.Moments(*parts), dim=1)  # type: ignore[call-overload]
+    length: Any = torch.linalg.vector_norm(lb.Moments(*parts), dim=1)
     (length.loc.sum() + length.variance.sum()).backward()
     assert all(part.grad is not None and part.grad.isfinite().all() for part in parts)
 

@@ -23,6 +23,7 @@ from leanbayes.bayesian import BayesianModel
 from leanbayes.errors import LeanBayesError, did_you_mean
 from leanbayes.network import evaluation_mode, output_tensor
 from leanbayes.prediction import BinaryPrediction, ClassPrediction, MomentAccumulator, Prediction, RegressionPrediction
+from leanbayes.rules import Moments
 
 Score = Callable[[Tensor], Tensor]  # from a batch to the explained output of each example, (batch,)
 Attribution = Callable[[Score, Tensor], Tensor]  # from a score and a batch that requires a gradient to its map
@@ -211,7 +212,9 @@ def _score(call: Callable[..., Any], target: Tensor, x: Tensor) -> Tensor:
     """Return the target's output of each example."""
     if len(x) != len(target):
         raise LeanBayesError(f"A score takes all {len(target)} examples at once, not {len(x)}: call it once a change.")
-    return output_tensor(call(x)).reshape(len(x), -1).gather(1, target[:, None])[:, 0]
+    output = output_tensor(call(x))
+    mean = output.loc if isinstance(output, Moments) else output
+    return mean.reshape(len(x), -1).gather(1, target[:, None])[:, 0]
 
 
 def _explain(attribution: Attribution, score: Score, x: Tensor) -> Tensor:

@@ -1,8 +1,10 @@
 """How random weights meet activations. A rule is one small class and one line in `RULES`."""
 
+from typing import Any
+
 from leanbayes.errors import LeanBayesError
 from leanbayes.rules.base import Rule
-from leanbayes.rules.covariance import Covariance
+from leanbayes.rules.covariance import Covariance, Covariances
 from leanbayes.rules.flipout import Flipout
 from leanbayes.rules.local import Local
 from leanbayes.rules.mean import Mean
@@ -24,4 +26,18 @@ def get_rule(name: str | Rule) -> Rule:
     return RULES[name]
 
 
-__all__ = ["RULES", "MomentPropagation", "Moments", "Rule", "get_rule", "linear_in_weight", "moment_rule"]
+def moments_of(output: Any) -> Any:
+    """Return an output of the rule `covariance` as `Moments`, and any other as it is."""
+    return output.moments() if isinstance(output, Covariances) else output
+
+
+__all__ = [
+    "RULES",
+    "MomentPropagation",
+    "Moments",
+    "Rule",
+    "get_rule",
+    "linear_in_weight",
+    "moment_rule",
+    "moments_of",
+]

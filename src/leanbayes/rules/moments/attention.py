@@ -89,7 +89,8 @@ def scaled_dot_product_attention(
         shared = scale**2 * (q.common.square().sum(0) @ looked.covariance.square())  # of `by_scores`
         independent = (independent - shared).clamp_min(0)
     like = next(x for x in (query, key, value, attn_mask) if isinstance(x, Moments))
-    return like.like(loc, independent.expand(loc.shape), common)
+    # Under autocast the products above are coarse.
+    return like.like(loc, independent.to(dtype).expand(loc.shape), None if common is None else common.to(dtype))
 
 
 class _Looked(NamedTuple):

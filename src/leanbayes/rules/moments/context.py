@@ -10,13 +10,14 @@ Correlation = Literal["common", "none"]
 Activations = Literal["exact", "taylor"]
 
 PROBES = 64  # directions of common noise; the variance that they add up to is right to about √(2/PROBES)
-_CHANNELS = 4099  # columns of the table of signs; a prime, so that layers of usual widths do not meet theirs again
+TRAINING_PROBES = 8  # drawn anew at every step, so that few do
+CHANNELS = 4099  # columns of a table of signs; a prime, so that layers of usual widths do not meet theirs again
 
 
 def make_signs(probes: int = PROBES) -> Tensor:
     """Draw the table of signs, the same for every model: (probes, channels) of ±1."""
     generator = torch.Generator().manual_seed(0)
-    return torch.randint(2, (probes, _CHANNELS), generator=generator, device="cpu", dtype=torch.int8) * 2 - 1
+    return torch.randint(2, (probes, CHANNELS), generator=generator, device="cpu", dtype=torch.int8) * 2 - 1
 
 
 @dataclass

@@ -1,4 +1,7 @@
-"""Moments brought together with others: broadcast to a shape, joined along a dimension."""
+"""Moments brought together with others: broadcast to a shape, joined along a dimension.
+
+torch.compile finds them in a list, torch.cat([x, y]), but does not look into a tuple, torch.cat((x, y)).
+"""
 
 from collections.abc import Sequence
 from typing import Any
@@ -62,10 +65,11 @@ def cat(tensors: Sequence[Any], dim: int = 0, *, axis: int | None = None) -> Mom
     if any([common is not None and common.shape[dim + 1] != length for common, length in parts]):
         if len(present) < len(values):
             return first.like(loc, torch.cat([value.variance for value in values], dim))
-        common = _shared(present, lengths, dim)
-        kept = common.square().sum(0)
-        owns = [own + (part.square().sum(0) - kept).clamp_min(0) for own, part in zip(independents, present, strict=True)]
-        return first.like(loc, torch.cat(owns, dim), common)
+        shared = _shared(present, lengths, dim)
+        kept = shared.square().sum(0)
+        rests = [(part.square().sum(0) - kept).clamp_min(0) for part in present]
+        independents = [own + rest for own, rest in zip(independents, rests, strict=True)]
+        return first.like(loc, torch.cat(independents, dim), shared)
     sizes = [max([common.shape[place] for common in present]) for place in range(loc.dim() + 1)]
     pieces = []
     for common, length in parts:

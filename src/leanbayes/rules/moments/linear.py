@@ -201,7 +201,9 @@ class _Layer:
             variance = x.variance
             average = variance.mean(positions, keepdim=True)
             if x.common is not None:
-                common = self._compact(x.common, self._collapse(self.w.to(self.dtype), shares))
+                channels = list(x.common.shape)
+                channels[self.form.channel_dim] = mean.shape[self.form.channel_dim]  # if they have shared one so far
+                common = self._compact(x.common.expand(channels), self._collapse(self.w.to(self.dtype), shares))
                 shared = x.common_variance()
                 alone = (average - shared).clamp_min(0)
                 firsts = firsts + shared

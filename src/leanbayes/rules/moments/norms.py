@@ -156,7 +156,7 @@ def _per_example(x: Moments) -> Tensor | None:
     sizes = list(x.common.shape)
     dim = x.within.batch_dim(x.dim())
     sizes[dim + 1] = x.shape[dim]
-    return x.common.to(x.variance.dtype).expand(sizes)  # products may have made it coarse under autocast
+    return x.common.expand(sizes)
 
 
 def _turned(shift: Tensor, loc: Tensor, scale: Tensor, dims: list[int]) -> tuple[Tensor, Tensor]:

@@ -126,8 +126,8 @@ def _product(a: Any, b: Any, left: str, right: str, out: str, loc: Tensor) -> Mo
             dims = [d for d in range(1, common.dim()) if common.shape[d] == 1 and other.shape[d] != 1]
             other = other.mean(dims, keepdim=True) if dims else other
         common = other if common is None else common + other
-    total = sum(terms[1:], terms[0]).clamp_min(0).expand(loc.shape)
-    return like.like_total(loc, total, common)
+    total = sum(terms[1:], terms[0]).to(dtype).clamp_min(0).expand(loc.shape)  # under autocast it is coarse
+    return like.like_total(loc, total, None if common is None else common.to(dtype))
 
 
 def _tangent(value: Moments, other: Any, factor: Tensor, own: str, others: str, out: str) -> tuple[Tensor, Tensor]:

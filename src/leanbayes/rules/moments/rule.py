@@ -4,14 +4,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, get_args
 
-import torch
 from torch import Tensor
 
+from leanbayes import noise
 from leanbayes.errors import LeanBayesError
 from leanbayes.network import map_outputs
 from leanbayes.posteriors import Posterior
 from leanbayes.rules.base import Rule
-from leanbayes.rules.moments.context import Activations, Correlation, Pass, make_signs
+from leanbayes.rules.moments.context import CHANNELS, TRAINING_PROBES, Activations, Correlation, Pass, make_signs
 from leanbayes.rules.moments.value import Moments, variance_dtype
 
 
@@ -23,6 +23,7 @@ class MomentPropagation(Rule):
     activations: "exact" takes a Gaussian through an activation function, "taylor" only its slope at the mean.
     maps: whether the noise of convolutions differs from pixel to pixel. None means: if the network ends in one, so that
     its outputs have pixels; otherwise they are pooled, and it costs time for nothing.
+    In training mode the signs of the probes are drawn anew for every pass, and fewer of them; else all use the same.
     """
 
     correlation: Correlation = "common"
@@ -45,6 +46,8 @@ class MomentPropagation(Rule):
     def weights(self, posterior: Posterior, key: Tensor, with_kl: bool) -> tuple[Sequence[Any], Tensor | None]:
         """Give each layer the mean and variance of its weights."""
         layout, within = posterior.layout, Pass(self.correlation, self.activations)
+        if self.correlation == "common" and posterior.training:
+            within.signs = noise.signs(posterior.mean(), (TRAINING_PROBES, CHANNELS), key, stream=1)
         variance, kl = posterior.variance_and_kl(key) if with_kl else (posterior.variance(), None)
         means = layout.split(posterior.mean())
         variances = layout.split(variance.to(variance_dtype(variance.dtype)))
@@ -63,17 +66,20 @@ class MomentPropagation(Rule):
                 'use bnn.using("sample").'
             )
         within: Pass = values[0].within
-        within.signs, within.taken, within.batch_first = model.probe_signs, 0, model.batch_first
+        if not model.posterior.training:
+            within.signs = model.probe_signs
+        within.taken, within.batch_first = 0, model.batch_first
         within.maps = model.ends_in_convolution if self.maps is None else self.maps
 
     def finish(self, model: Any, output: Any) -> Any:
         """Correct the outputs by what `calibrate_moments` has found."""
-        return map_outputs(lambda value: self._calibrated(model, value), output)
+        mean, std = model.moment_scale
+        if mean == std == 1:
+            return output
+        return map_outputs(lambda value: _scaled(value, mean, std) if isinstance(value, Moments) else value, output)
 
-    def _calibrated(self, model: Any, value: Any) -> Any:
-        if not isinstance(value, Moments):
-            return value
-        mean, std = model.moment_scale.unbind()
-        loc = torch.where(mean == 1, value.loc, (value.loc * mean).to(value.dtype))
-        common = None if value.common is None else value.common * std
-        return value.like(loc, value.independent * std.square(), common, value.grid)
+
+def _scaled(value: Moments, mean: float, std: float) -> Moments:
+    return value.like_total(
+        value.loc * mean, value.variance * std**2, None if value.common is None else value.common * std, value.grid
+    )

@@ -1,0 +1,235 @@
+"""What one training step of LeNet-5 on MNIST costs: plain, Bayes by Backprop, VDP++, and VDP with full covariances.
+
+    python benchmarks/lenet.py --out benchmarks/results/lenet.json
+
+Every variant takes the same step, in fp32: forward, backward and SGD with momentum, on fixed random data, in batches of
+512 as in the paper; full covariances get the largest of 512, 256, 128, 64 and 32 that fits. The variants take turns,
+round after round; times are medians over rounds. Memory is the peak during a step, parameters and optimiser state
+included. Ratios are to the plain network in the same mode, per example.
+"""
+
+import argparse
+import gc
+import json
+import platform
+import statistics
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+import leanbayes as lb
+from leanbayes.cost import PeakMemory
+from leanbayes.models import lenet5
+from leanbayes.rules import covariance
+
+NUM_DATA = 60_000
+HALVINGS = 5  # batches that full covariances try
+TABLE_HEAD = """| mode | variant | batch | ms (quartiles) | s/epoch | time × | memory MB | kB/example | memory × |
+|---|---|---|---|---|---|---|---|---|"""
+Loss = Callable[[], Tensor]
+Build = Callable[[nn.Module, Tensor, Tensor], tuple[nn.Module, Loss]]
+
+
+def deterministic(net: nn.Module, x: Tensor, y: Tensor) -> tuple[nn.Module, Loss]:
+    """The plain network."""
+    return net, lambda: F.cross_entropy(net(x), y)
+
+
+def bayesian(method: lb.Method) -> Build:
+    """Any method, by its own rule."""
+
+    def build(net: nn.Module, x: Tensor, y: Tensor) -> tuple[nn.Module, Loss]:
+        bnn = lb.bayesianize(net, method)
+        return bnn, lambda: lb.elbo(bnn, x, y, num_data=NUM_DATA, check=False)
+
+    return build
+
+
+def full_covariance(net: nn.Module, x: Tensor, y: Tensor) -> tuple[nn.Module, Loss]:
+    """VDP as Dera et al. have it."""
+    bnn = lb.bayesianize(net, lb.VDP(rule="covariance"))
+
+    def loss() -> Tensor:
+        draw = bnn.next_draw(with_kl=True)
+        output, kl = bnn(x, _draw=draw)
+        total, observations = bnn.method.expected_nll(bnn.likelihood, output.moments(), y, draw.key)
+        return total / observations + kl / NUM_DATA
+
+    return bnn, loss
+
+
+COVARIANCE = "VDP, full covariance"
+VARIANTS: dict[str, Build] = {
+    "deterministic": deterministic,
+    "Bayes by Backprop": bayesian(lb.MeanField(rule="sample")),
+    "VDP++": bayesian(lb.VDP()),
+    "VDP++, as in the paper": bayesian(lb.VDP.paper()),
+    COVARIANCE: full_covariance,
+}
+
+
+class Trainer:
+    """One variant, ready to take steps."""
+
+    def __init__(self, variant: str, mode: str, batch: int, args: argparse.Namespace) -> None:
+        self.device, self.batch = torch.device(args.device), batch
+        self.slow = variant == COVARIANCE
+        before = torch.cuda.memory_allocated() if self.device.type == "cuda" else 0
+        torch.manual_seed(0)
+        x = torch.randn(batch, 1, 28, 28, device=self.device)
+        y = torch.randint(10, (batch,), device=self.device)
+        net = lenet5().to(self.device).train()
+        self.model, self.loss_fn = VARIANTS[variant](net, x, y)
+        del net
+        parameters = [p for p in self.model.parameters() if p.requires_grad]
+        self.optimiser = torch.optim.SGD(parameters, lr=1e-4, momentum=0.9)
+        if mode == "compiled":
+            self.loss_fn = torch.compile(self.loss_fn, fullgraph=True)
+        for _ in range(2 if self.slow else args.warmup):
+            loss = self.step()
+        assert torch.isfinite(loss), f"{variant} diverged"
+        # On a CPU memory is counted operation by operation, which a compiled step does not show.
+        self.memory = None if self.device.type == "cpu" and mode != "eager" else self._peak_memory() - before
+
+    def step(self) -> Tensor:
+        """One training step."""
+        self.optimiser.zero_grad(set_to_none=True)
+        loss = self.loss_fn()
+        loss.backward()
+        self.optimiser.step()
+        return loss.detach()
+
+    def time(self, steps: int) -> float:
+        """Milliseconds a step."""
+        steps = 1 if self.slow else steps
+        self._wait()
+        start = time.perf_counter()
+        for _ in range(steps):
+            self.step()
+        self._wait()
+        return 1e3 * (time.perf_counter() - start) / steps
+
+    def _wait(self) -> None:
+        if self.device.type == "cuda":
+            torch.cuda.synchronize()
+
+    def _peak_memory(self) -> int:
+        self.optimiser.zero_grad(set_to_none=True)
+        if self.device.type == "cuda":
+            torch.cuda.reset_peak_memory_stats()
+            self.step()
+            return torch.cuda.max_memory_allocated()
+        state = [v for s in self.optimiser.state.values() for v in s.values() if isinstance(v, Tensor)]
+        kept = sum(t.nbytes for t in [*self.model.parameters(), *self.model.buffers(), *state])
+        with PeakMemory() as peak:
+            self.step()
+        return kept + peak.peak_bytes
+
+
+def trainer(variant: str, mode: str, args: argparse.Namespace) -> Trainer | None:
+    """Make a variant ready; with full covariances, in the largest batch that fits."""
+    sizes = [args.batch >> times for times in range(HALVINGS)] if variant == COVARIANCE else [args.batch]
+    for size in filter(None, sizes):
+        gc.collect()
+        torch.cuda.empty_cache()
+        try:
+            return Trainer(variant, mode, size, args)
+        except (torch.OutOfMemoryError, lb.LeanBayesError) as error:
+            print(f"{variant} in batches of {size}: {str(error)[:200]}", file=sys.stderr, flush=True)
+        except Exception as error:  # what cannot be compiled is a result, not a crash
+            if mode == "eager":
+                raise
+            print(f"{variant}, {mode}: {type(error).__name__}: {str(error)[:500]}", file=sys.stderr, flush=True)
+    return None
+
+
+def measure(mode: str, args: argparse.Namespace) -> list[dict[str, Any]]:
+    """Time all variants in turns."""
+    if args.device == "cuda":
+        Trainer("deterministic", "eager", args.batch, args)  # so that no variant is charged for the workspaces
+    ready: dict[str, Trainer] = {}
+    for variant in args.variant:
+        if variant == COVARIANCE and mode != "eager":
+            continue
+        made = trainer(variant, mode, args)
+        if made is not None:
+            ready[variant] = made
+        print(f"{mode} {variant}: {'ready' if made else 'left out'}", file=sys.stderr, flush=True)
+    rounds = [{variant: one.time(args.steps) for variant, one in ready.items()} for _ in range(args.repeats)]
+    rows = []
+    for variant, one in ready.items():
+        times = sorted(of[variant] for of in rounds)
+        row: dict[str, Any] = {
+            "mode": mode,
+            "variant": variant,
+            "batch": one.batch,
+            "ms": statistics.median(times),
+            "ms_quartiles": [times[len(times) // 4], times[3 * len(times) // 4]],
+            "epoch_s": statistics.median(times) * NUM_DATA / one.batch / 1e3,
+            "memory_mb": None if one.memory is None else one.memory / 1e6,
+            "kb_per_example": None if one.memory is None else one.memory / one.batch / 1e3,
+        }
+        plain = ready.get("deterministic")
+        if plain is not None:
+            scale = plain.batch / one.batch
+            row["time_ratio"] = statistics.median(of[variant] * scale / of["deterministic"] for of in rounds)
+            row["memory_ratio"] = one.memory * scale / plain.memory if one.memory and plain.memory else None
+        rows.append(row)
+    return rows
+
+
+def table_row(row: dict[str, Any]) -> str:
+    """Lay out one variant's figures."""
+    low, high = row["ms_quartiles"]
+    cells = [row["mode"], row["variant"], str(row["batch"]), f"{row['ms']:.2f} ({low:.2f} to {high:.2f})"]
+    forms = {"epoch_s": ".2f", "time_ratio": ".2f", "memory_mb": ".0f", "kb_per_example": ".0f", "memory_ratio": ".2f"}
+    cells += ["" if row.get(name) is None else format(row[name], form) for name, form in forms.items()]
+    return f"| {' | '.join(cells)} |"
+
+
+def main() -> None:
+    """Measure every variant and print one table."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--mode", nargs="+", default=["eager", "compiled"], choices=["eager", "compiled"])
+    parser.add_argument("--variant", nargs="+", default=list(VARIANTS), choices=list(VARIANTS))
+    parser.add_argument("--batch", type=int, default=512)
+    parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
+    parser.add_argument("--steps", type=int, default=10, help="steps in one round")
+    parser.add_argument("--repeats", type=int, default=7, help="rounds")
+    parser.add_argument("--warmup", type=int, default=5)
+    parser.add_argument("--out", type=Path, help="also write the figures to this JSON file")
+    args = parser.parse_args()
+    machine = f"{platform.machine()}, {torch.get_num_threads()} threads"
+    if args.device == "cuda":
+        machine = torch.cuda.get_device_name()
+        covariance.LIMIT = torch.cuda.get_device_properties(0).total_memory
+    print(f"torch {torch.__version__}, {machine}, fp32")
+    print(TABLE_HEAD)
+    rows: list[dict[str, Any]] = []
+    for mode in args.mode:
+        torch.compiler.reset()
+        fresh = measure(mode, args)
+        for row in fresh:
+            print(table_row(row), flush=True)
+        rows += fresh
+    if args.out:
+        args.out.parent.mkdir(parents=True, exist_ok=True)
+        record = {
+            "command": "python " + " ".join(sys.argv).partition(" --out")[0],
+            "leanbayes": lb.__version__,
+            "torch": torch.__version__,
+            "machine": machine,
+            "precision": "fp32",
+            "rows": rows,
+        }
+        args.out.write_text(json.dumps(record, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,104 @@
+"""Draws a figure of lines as an SVG file, which any browser or page shows: no drawing library is needed."""
+
+import math
+from html import escape
+
+from leanbayes.figures import Figure, Series
+
+WIDTH, HEIGHT = 640, 400
+LEFT, RIGHT, TOP, BOTTOM = 70, 20, 36, 54  # of the frame, where the axes and the title stand
+# Told apart by the colour-blind, too (Okabe and Ito 2008).
+COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#56b4e9", "#e69f00", "#000000")
+TICKS = 6  # about as many on an axis
+LINE = 18  # height of a line of the legend
+
+
+def draw(figure: Figure) -> str:
+    """Return the SVG of a figure whose x are numbers: a line a series, with its band where it has one."""
+    xs = [float(x) for series in figure.series for x in series.x]
+    ys = [y for series in figure.series for of in (series.y, series.low, series.high) for y in of if math.isfinite(y)]
+    if not ys:
+        raise ValueError(f"the figure {figure.title!r} has nothing to draw")
+    x_axis, y_axis = _Axis(xs, LEFT, WIDTH - RIGHT), _Axis(ys, HEIGHT - BOTTOM, TOP)
+    parts = [
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {HEIGHT}" font-family="sans-serif" '
+        f'font-size="12"><title>{escape(figure.title)}</title><desc>{escape(figure.caption)}</desc>',
+        f'<rect width="{WIDTH}" height="{HEIGHT}" fill="white"/>',
+        f'<text x="{LEFT}" y="22" font-size="15">{escape(figure.title)}</text>',
+        *_grid(figure, x_axis, y_axis),
+    ]
+    for number, series in enumerate(figure.series):
+        parts += _line(series, COLOURS[number % len(COLOURS)], x_axis, y_axis)
+    return "\n".join([*parts, *_legend(figure.series), "</svg>", ""])
+
+
+class _Axis:
+    """From values to places in the picture, and the round numbers to write beside it."""
+
+    def __init__(self, values: list[float], start: float, end: float) -> None:
+        low, high = min(values), max(values)
+        spread = (high - low) or abs(high) or 1.0
+        size = 10 ** math.floor(math.log10(spread / TICKS))
+        self.step = min((size * times for times in (1, 2, 5, 10)), key=lambda step: abs(spread / step - TICKS))
+        self.low, self.high = math.floor(low / self.step) * self.step, math.ceil(high / self.step) * self.step
+        if self.high == self.low:
+            self.high += self.step
+        self.start, self.end = start, end
+
+    def __call__(self, value: float) -> float:
+        share = (value - self.low) / (self.high - self.low)
+        return round(self.start + share * (self.end - self.start), 2)
+
+    def ticks(self) -> list[float]:
+        return [self.low + number * self.step for number in range(round((self.high - self.low) / self.step) + 1)]
+
+
+def _grid(figure: Figure, x_axis: _Axis, y_axis: _Axis) -> list[str]:
+    bottom, right = HEIGHT - BOTTOM, WIDTH - RIGHT
+    parts = []
+    for tick in x_axis.ticks():
+        x, text = x_axis(tick), _number(tick, x_axis.step, "x" in figure.percent)
+        parts.append(f'<path d="M{x} {TOP}V{bottom}" stroke="#ddd"/>')
+        parts.append(f'<text x="{x}" y="{bottom + 18}" text-anchor="middle">{text}</text>')
+    for tick in y_axis.ticks():
+        y, text = y_axis(tick), _number(tick, y_axis.step, "y" in figure.percent)
+        parts.append(f'<path d="M{LEFT} {y}H{right}" stroke="#ddd"/>')
+        parts.append(f'<text x="{LEFT - 8}" y="{y + 4}" text-anchor="end">{text}</text>')
+    middle = (TOP + bottom) / 2
+    parts.append(f'<text x="{(LEFT + right) / 2}" y="{HEIGHT - 12}" text-anchor="middle">{escape(figure.x)}</text>')
+    turned = f'transform="rotate(-90 16 {middle})" text-anchor="middle"'
+    return [*parts, f'<text x="16" y="{middle}" {turned}>{escape(figure.y)}</text>']
+
+
+def _number(value: float, step: float, percent: bool) -> str:
+    times = 100 if percent else 1
+    digits = max(0, -math.floor(math.log10(step * times) + 1e-9))
+    return f"{value * times + 0.0:.{digits}f}" + (" %" if percent else "")
+
+
+def _line(series: Series, colour: str, x_axis: _Axis, y_axis: _Axis) -> list[str]:
+    x = [x_axis(float(value)) for value in series.x]
+    parts = []
+    if series.low:
+        there = [*zip(x, series.high, strict=True), *reversed(list(zip(x, series.low, strict=True)))]
+        corners = " ".join(f"{place},{y_axis(value)}" for place, value in there if math.isfinite(value))
+        parts.append(f'<polygon points="{corners}" fill="{colour}" opacity="0.15"/>')
+    points = [(place, y_axis(value)) for place, value in zip(x, series.y, strict=True) if math.isfinite(value)]
+    way = " ".join(f"{place},{value}" for place, value in points)
+    parts.append(f'<polyline points="{way}" fill="none" stroke="{colour}" stroke-width="2"/>')
+    return [*parts, *(f'<circle cx="{place}" cy="{value}" r="3" fill="{colour}"/>' for place, value in points)]
+
+
+def _legend(series: tuple[Series, ...]) -> list[str]:
+    names = [one.name for one in series]
+    width, parts = max(map(len, names)) * 7 + 34, []
+    rising = sum(one.y[-1] - one.y[0] for one in series) > 0
+    # Below the lines, at the end where they are high.
+    left, top = WIDTH - RIGHT - width - 10 if rising else LEFT + 10, HEIGHT - BOTTOM - LINE * len(names) - 8
+    parts.append(f'<rect x="{left}" y="{top}" width="{width}" height="{LINE * len(names) + 4}" fill="white" '
+                 'opacity="0.8"/>')  # fmt: skip
+    for number, name in enumerate(names):
+        y, colour = top + LINE * number + 12, COLOURS[number % len(COLOURS)]
+        parts.append(f'<path d="M{left + 6} {y}h16" stroke="{colour}" stroke-width="3"/>')
+        parts.append(f'<text x="{left + 28}" y="{y + 4}">{escape(name)}</text>')
+    return parts
