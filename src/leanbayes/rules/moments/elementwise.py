@@ -15,9 +15,10 @@ from typing import Any, NamedTuple, cast
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch.utils.checkpoint import checkpoint
 
 from leanbayes.rules.moments.registry import moment_rule, named, unsupported
-from leanbayes.rules.moments.value import Moments, variance_dtype
+from leanbayes.rules.moments.value import Moments, shrunk, variance_dtype
 
 
 class Exact(NamedTuple):
@@ -147,7 +148,12 @@ def _propagate(
     m = x.loc.to(variance_dtype(x.loc.dtype))
     if exact is None or x.within.activations == "taylor":
         return x.follow(plain, slope(m, **settings))
-    moments = exact(m, x.variance, **settings)
+    v = shrunk(x.variance)
+    if torch.is_grad_enabled() and not torch.compiler.is_compiling():
+        # Made again in the backward pass: keeping all that a formula computes takes many times the memory.
+        moments = checkpoint(exact, m, v, use_reentrant=False, preserve_rng_state=False, **settings)
+    else:
+        moments = exact(m, v, **settings)
     return x.follow((plain + moments.excess).to(plain.dtype), moments.slope, moments.variance)
 
 

@@ -194,6 +194,7 @@ class _Layer:
         shares = self._shares(mean.shape, loc.shape)
         squares = self.w.to(self.dtype).square()
         few = self._outputs <= _FEW  # then products pixel by pixel cost nothing
+        flat = bool(self.window) and not self.within.maps
         common: Tensor | None = None
         averages, exact, patterns = [], [], []
         seconds, firsts = mean.square(), mean.mean(positions, keepdim=True).square()
@@ -214,7 +215,8 @@ class _Layer:
                 exact.append(self._product(x.independent, squares))
             else:
                 averages.append(self._compact(alone, self._collapse(squares, shares)))
-                patterns.append(variance * self._mass(squares))
+                if not flat:
+                    patterns.append(variance * self._mass(squares))
             seconds = seconds + variance
         if self.w_variance is not None:
             collapsed = self._collapse(self.w_variance, shares)
@@ -230,11 +232,12 @@ class _Layer:
                 exact[-1] = (exact[-1] - kept).clamp_min(0)
             else:
                 averages.append(total - kept)
-                patterns.append(seconds * self._mass(self.w_variance))
+                if not flat:
+                    patterns.append(seconds * self._mass(self.w_variance))
         if few:
             return self._with_bias(loc, sum(exact[1:], exact[0]), common)
         average = sum(averages[1:], averages[0])
-        if self.window and not self.within.maps:
+        if flat:
             return self._with_bias(loc, average, common)
         return self._with_bias(loc, average * self._pattern(sum(patterns[1:], patterns[0])), common)
 

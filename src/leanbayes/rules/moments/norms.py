@@ -17,7 +17,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from leanbayes.rules.moments.registry import moment_rule, named, unsupported
-from leanbayes.rules.moments.value import Moments, variance_dtype
+from leanbayes.rules.moments.value import Moments, shrunk, variance_dtype
 
 Value = Moments | Tensor
 
@@ -48,7 +48,8 @@ def _scaled(x: Moments, loc: Tensor, slope: Tensor) -> Moments:
     if x.common is not None and x.is_regular:
         own = (1,) * (x.dim() - slope.dim()) + tuple(slope.shape)
         if all(size == 1 or kept > 1 for size, kept in zip(own, x.common.shape[1:], strict=True)):
-            return x.like_total(loc, x.variance * slope.square(), x.common * slope)
+            total = shrunk(x.variance) * slope.square()
+            return x.like_total(loc, total.expand(loc.shape), x.common * slope)
     return x.follow(loc, slope)
 
 

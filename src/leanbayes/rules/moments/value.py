@@ -68,7 +68,7 @@ class Moments:
             assert self._independent is not None
             if self.common is None:
                 return self._independent
-            self._total = self._independent + self.common_variance()
+            self._total = (shrunk(self._independent) + self.common_variance()).expand(self.loc.shape)
         return self._total
 
     @property
@@ -146,9 +146,9 @@ class Moments:
         if value.common is not None:
             commons = torch.vmap(view)(value.common.expand(-1, *value.loc.shape))
         if isinstance(locs, Tensor):
-            return make(locs, owns, None if commons is None else _compact(commons))
+            return make(locs, owns, None if commons is None else shrunk(commons))
         parts = zip(locs, owns, [None] * len(locs) if commons is None else commons, strict=True)
-        return tuple(make(loc, v, None if u is None else _compact(u)) for loc, v, u in parts)
+        return tuple(make(loc, v, None if u is None else shrunk(u)) for loc, v, u in parts)
 
     def reshaped(self, loc: Tensor) -> Self:
         """Take another shape, that of `loc`, which holds the same means; the common part is not spread out for it."""
@@ -263,12 +263,12 @@ for _name in (
 Moments.__hash__ = object.__hash__  # type: ignore[method-assign]
 
 
-def _compact(common: Tensor) -> Tensor:
+def shrunk(tensor: Tensor) -> Tensor:
     """Keep one entry along dimensions that a view has only repeated (they have stride 0)."""
-    for dim, stride in enumerate(common.stride()):
-        if dim and stride == 0 and common.shape[dim] != 1:
-            common = common.narrow(dim, 0, 1)
-    return common
+    for dim, stride in enumerate(tensor.stride()):
+        if stride == 0 and tensor.shape[dim] != 1:
+            tensor = tensor.narrow(dim, 0, 1)
+    return tensor
 
 
 def _regroup(common: Tensor, grid: Shape, shape: Shape) -> tuple[Tensor, Shape]:
