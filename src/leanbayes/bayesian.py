@@ -194,7 +194,7 @@ class BayesianModel(nn.Module):
                 setattr(module, attribute, None if values is None else values[number])
 
     def _call_network(self, draw: Draw, *args: Any, **kwargs: Any) -> Any:
-        self._rule.begin(self, self._values or (), args)
+        self._rule.begin(self, self._values or (), (args, kwargs))
         if isinstance(self.network, StochasticNetwork):
             return self.network(draw if self._rule.random else None, *args, **kwargs)
         return self._rule.finish(self, self.network(*args, **kwargs))
@@ -255,6 +255,7 @@ class BayesianModel(nn.Module):
         x: a batch (tensor, or tuple or dict of tensors). samples: by default what the method says, and 1 without noise.
         memory_budget: bytes that the activations may take; large batches are cut to fit.
         keep_outputs: keep every draw's raw output, (samples, batch, ...).
+        The rule `moments` takes one pass, whatever `samples` says, and its raw output is the mean.
         """
         return prediction.predict(self, x, samples, rule, generator, memory_budget, keep_outputs)
 

@@ -28,17 +28,22 @@ def fit_moment_scale(
     """Fit both factors and keep them in the model."""
     if samples < 2:
         raise LeanBayesError(f"samples={samples} must be at least 2: a variance needs as many.")
-    bnn.moment_scale = 1.0, 1.0
+    before, bnn.moment_scale = bnn.moment_scale, (1.0, 1.0)
     sums = torch.zeros(4, dtype=torch.float64, device=bnn.device)
-    with torch.no_grad(), evaluation_mode(bnn):
-        for batch in batches:
-            sums += _compare(bnn, batch[0] if isinstance(batch, (tuple, list)) else batch, samples, generator)
+    try:
+        with torch.no_grad(), evaluation_mode(bnn):
+            for batch in batches:
+                sums += _compare(bnn, batch[0] if isinstance(batch, (tuple, list)) else batch, samples, generator)
+    finally:
+        bnn.moment_scale = before
     product, square, logs, count = sums.tolist()
+    if math.isnan(product) or math.isnan(logs):
+        raise LeanBayesError("The outputs contain NaN: clean the inputs of calibrate_moments().")
     if not count:
         raise LeanBayesError("calibrate_moments() got no batches whose outputs vary: pass some training inputs.")
     degrees = torch.tensor((samples - 1) / 2, dtype=torch.float64)
     bias = (degrees.log() - torch.special.digamma(degrees)).item()
-    bnn.moment_scale = product / square, math.exp(0.5 * (logs / count + bias))
+    bnn.moment_scale = product / square if square else 1.0, math.exp(0.5 * (logs / count + bias))
     return bnn.moment_scale
 
 

@@ -138,7 +138,7 @@ class _Graph(nn.Module):
         with torch.inference_mode(False), torch.no_grad():
             model = copy.deepcopy(bnn, {id(bnn.posterior): _KnownMoments(bnn.posterior)})
         self.model = model.to("cpu").float().eval().requires_grad_(False)
-        self.model.rule = _OfKnownMoments(made.correlation, made.activations)
+        self.model.rule = _OfKnownMoments(made.correlation, made.activations, made.maps)
         self.key = noise.make_key(0)  # none is spent
         self.register_buffer("logit_noise", None)
         if isinstance(bnn.likelihood, Categorical):

@@ -19,8 +19,8 @@ class Rule:
     def prepare(self, model: Any) -> None:
         """Give a model what it needs to use this rule; called when the rule is chosen."""
 
-    def begin(self, model: Any, values: Sequence[Any], args: Sequence[Any]) -> None:
-        """Start a call of the network, in which `values` stand in the places of the weights."""
+    def begin(self, model: Any, values: Sequence[Any], inputs: Any) -> None:
+        """Start a call of the network with some inputs, in which `values` stand in the places of the weights."""
 
     def finish(self, model: Any, output: Any) -> Any:
         """Return what a call of the network gives, from what the network gave."""

@@ -44,7 +44,7 @@ class Flipout(Rule):
     name = "flipout"
     per_example = True
 
-    def begin(self, model: Any, values: Sequence[Any], args: Sequence[Any]) -> None:
+    def begin(self, model: Any, values: Sequence[Any], inputs: Any) -> None:
         """Use the same noise for every call with this draw."""
         if values:
             values[0].noise.restart()

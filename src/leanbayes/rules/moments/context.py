@@ -1,5 +1,6 @@
 """What all values of one forward pass share: the settings of the rule, and the signs of the probes."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -27,13 +28,15 @@ class Pass:
     correlation: "common" keeps noise that positions share, in `signs` many directions; "none" forgets correlations.
     activations: "exact" takes the moments of a Gaussian through an activation function, "taylor" its slope at the mean.
     maps: whether the independent noise of convolutions differs from pixel to pixel.
-    batch_first: whether values of three dimensions are (batch, length, channels), not (length, batch, channels).
+    rows: the number of examples, where it is known. batch_first: whether values of three dimensions are (batch, length,
+    channels), not (length, batch, channels), where their sizes do not say so.
     """
 
     correlation: Correlation = "none"
     activations: Activations = "exact"
     signs: Tensor | None = None
     maps: bool = True
+    rows: int | None = None
     batch_first: bool = True
     taken: int = 0
 
@@ -50,6 +53,12 @@ class Pass:
         signs = pieces[0] if len(pieces) == 1 else torch.cat(pieces, 1)
         return signs.to(torch.float32) * probes**-0.5
 
-    def batch_dim(self, dims: int) -> int:
-        """Which of the dimensions of a value counts examples."""
-        return 1 if dims == 3 and not self.batch_first else 0
+    def batch_dim(self, shape: Sequence[int]) -> int:
+        """Which of the dimensions of a value counts examples; windows of images may have multiplied them."""
+        if len(shape) != 3:
+            return 0
+        if self.rows is None:
+            return 0 if self.batch_first else 1
+        if self.batch_first:
+            return 1 if shape[0] % self.rows and shape[1] == self.rows else 0
+        return 1 if shape[1] == self.rows else 0

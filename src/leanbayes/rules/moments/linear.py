@@ -48,6 +48,8 @@ def linear(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         return matmul(arguments["input"], arguments["other"])
     if arguments.get("max_norm") is not None:
         raise unsupported("an embedding with max_norm", "leave max_norm out.")
+    if any(arguments.get(factor, 1) != 1 for factor in ("alpha", "beta")):
+        raise unsupported("torch.addmm with alpha or beta", "write it as a product and a sum.")
     layer = _Layer(function, LinearUse(arguments, form))
     if not form.inputs:
         return layer.look_up()
@@ -81,7 +83,7 @@ class _Layer:
         dims = self.inputs[0].dim()
         if self.window:
             return list(range(dims - self.window, dims))
-        return [dim for dim in range(dims - 1) if dim != self.within.batch_dim(dims)]
+        return [dim for dim in range(dims - 1) if dim != self.within.batch_dim(self.inputs[0].shape)]
 
     # -- products -----------------------------------------------------------------------------------------------------
 
@@ -220,8 +222,8 @@ class _Layer:
             seconds = seconds + variance
         if self.w_variance is not None:
             collapsed = self._collapse(self.w_variance, shares)
-            both = torch.cat([seconds.mean(positions, keepdim=True), firsts])
-            total, surely = self._compact(both, collapsed).unflatten(0, (2, -1)).unbind(0)
+            both = torch.stack([seconds.mean(positions, keepdim=True), firsts])
+            total, surely = self._compact(both, collapsed).unbind(0)
             if few:
                 exact.append(self._product(seconds, self.w_variance))
                 total = exact[-1].mean(positions, keepdim=True)
@@ -259,8 +261,8 @@ class _Layer:
 
     def _with_bias(self, loc: Tensor, variance: Tensor | None, common: Tensor | None) -> Moments:
         if isinstance(self.bias, Moments):
-            own = self.bias.independent.to(self.dtype)
-            own = own.reshape(-1, *[1] * self.window)
+            own = self.bias.variance.to(self.dtype)
+            own = own.reshape(-1, *[1] * self.window) if self.window else own
             if self.positions:  # all positions share it
                 own = self._probes(own.expand(*[1] * (loc.dim() - 1 - self.window), *own.shape))
                 common = own if common is None else common + own

@@ -155,7 +155,7 @@ def _per_example(x: Moments) -> Tensor | None:
     if x.common is None:
         return None
     sizes = list(x.common.shape)
-    dim = x.within.batch_dim(x.dim())
+    dim = x.within.batch_dim(x.shape)
     sizes[dim + 1] = x.shape[dim]
     return x.common.expand(sizes)
 

@@ -5,7 +5,7 @@ from typing import Any, TypeVar
 
 import torch
 
-from leanbayes.errors import UnsupportedOperation
+from leanbayes.errors import LeanBayesError, UnsupportedOperation
 from leanbayes.rules.weights import is_linear_in_weight, linear_in_weight
 
 _RULES: dict[Callable[..., Any], Callable[..., Any]] = {}
@@ -22,6 +22,9 @@ def moment_rule(*functions: Callable[..., Any]) -> Callable[[Rule], Rule]:
     The functions are those of torch, of torch.nn.functional, methods of torch.Tensor, or any that asks
     `torch.overrides.handle_torch_function`. A rule takes the place of an earlier one.
     """
+
+    if not all(callable(function) for function in functions):
+        raise LeanBayesError("moment_rule takes the functions themselves, such as @lb.moment_rule(torch.square).")
 
     def register(rule: Rule) -> Rule:
         for function in functions:

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from leanbayes import noise
 from leanbayes.errors import LeanBayesError
-from leanbayes.network import map_outputs
+from leanbayes.network import map_outputs, tensors_of
 from leanbayes.posteriors import Posterior
 from leanbayes.rules.base import Rule
 from leanbayes.rules.moments.context import CHANNELS, TRAINING_PROBES, Activations, Correlation, Pass, make_signs
@@ -58,7 +58,7 @@ class MomentPropagation(Rule):
         if self.correlation == "common" and model.probe_signs is None:
             model.probe_signs = make_signs().to(model.device)
 
-    def begin(self, model: Any, values: Sequence[Any], args: Sequence[Any]) -> None:
+    def begin(self, model: Any, values: Sequence[Any], inputs: Any) -> None:
         """Tell the values of this pass what they need to know of the model and of the batch."""
         if not values:
             raise LeanBayesError(
@@ -69,12 +69,16 @@ class MomentPropagation(Rule):
         if not model.posterior.training:
             within.signs = model.probe_signs
         within.taken, within.batch_first = 0, model.batch_first
+        first = next(tensors_of(inputs), None)
+        within.rows = None if first is None or first.dim() == 0 else first.shape[0]
         within.maps = model.ends_in_convolution if self.maps is None else self.maps
 
     def finish(self, model: Any, output: Any) -> Any:
-        """Correct the outputs by what `calibrate_moments` has found."""
+        """Correct the outputs by what `calibrate_moments` has found, for the settings that it was found with."""
         mean, std = model.moment_scale
-        if mean == std == 1:
+        fitted = model.method.make_rule(self.name)
+        same = (self.correlation, self.activations) == (fitted.correlation, fitted.activations)
+        if model.training or not same or mean == std == 1:
             return output
         return map_outputs(lambda value: _scaled(value, mean, std) if isinstance(value, Moments) else value, output)
 

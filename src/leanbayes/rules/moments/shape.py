@@ -235,3 +235,9 @@ def flip(input: Moments, *dims: Any) -> Moments:
 def diagonal(input: Moments, offset: int = 0, dim1: int = 0, dim2: int = 1) -> Moments:
     """Take a diagonal."""
     return input.viewed(lambda tensor: tensor.diagonal(offset, dim1, dim2))
+
+
+@moment_rule(torch._nested_tensor_from_mask_left_aligned)
+def _left_aligned(*args: Any) -> bool:
+    """Say no, so that `nn.TransformerEncoder` does not make nested tensors of padded batches."""
+    return False

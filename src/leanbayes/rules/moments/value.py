@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from leanbayes.rules.moments.context import Pass
-from leanbayes.rules.moments.registry import answer
+from leanbayes.rules.moments.registry import answer, unsupported
 
 Shape = tuple[int, ...]
 
@@ -254,12 +254,35 @@ def _operator(name: str) -> Callable[..., Any]:
     return operate
 
 
+def _operator_in_place(name: str) -> Callable[..., Any]:
+    def operate(self: Moments, other: Any) -> Moments:
+        return self.assign(getattr(self, name)(other))  # every other name of this value sees it too
+
+    return operate
+
+
+def _refused(name: str) -> Callable[..., Any]:
+    def refuse(self: Moments, *args: Any) -> Any:
+        raise unsupported(f"Tensor.{name}", 'write it without, or use bnn.using("sample").')
+
+    return refuse
+
+
 # Python looks these up in the class, not through __getattr__.
 for _name in (
     "__add__ __radd__ __sub__ __rsub__ __mul__ __rmul__ __truediv__ __rtruediv__ __pow__ __neg__ __matmul__ "
     "__rmatmul__ __getitem__ __eq__ __ne__ __lt__ __le__ __gt__ __ge__ __abs__"
 ).split():
     setattr(Moments, _name, _operator(_name))
+for _name, _plain in (
+    ("__iadd__", "__add__"),
+    ("__isub__", "__sub__"),
+    ("__imul__", "__mul__"),
+    ("__itruediv__", "__truediv__"),
+):
+    setattr(Moments, _name, _operator_in_place(_plain))
+for _name in "__setitem__ __floordiv__ __mod__ __rpow__ __float__ __int__".split():
+    setattr(Moments, _name, _refused(_name))
 Moments.__hash__ = object.__hash__  # type: ignore[method-assign]
 
 
