@@ -182,7 +182,7 @@ class Comparison:
                 with meaning(self.bnn, rule):
                     factors = self.bnn.calibrate_moments(self.fitted[split], self.draws[0], generator)
                 self.found["factors"][name] = dict(zip(("mean", "std"), factors, strict=True))
-            with self.bnn.using(rule):
+            with meaning(self.bnn, rule), self.bnn.using(rule):
                 self.found["scores"][name] = self.score()
                 moments = output_moments(self.bnn, self.examples)
             accuracy = accuracy_of("output", type(self.bnn.network).__name__, *moments, *truth)
