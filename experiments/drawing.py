@@ -19,11 +19,12 @@ def draw(figure: Figure) -> str:
     ys = [y for series in figure.series for of in (series.y, series.low, series.high) for y in of if math.isfinite(y)]
     if not ys:
         raise ValueError(f"the figure {figure.title!r} has nothing to draw")
+    height = HEIGHT + LINE * len(figure.series) + 4
     x_axis, y_axis = _Axis(xs, LEFT, WIDTH - RIGHT), _Axis(ys, HEIGHT - BOTTOM, TOP)
     parts = [
-        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {HEIGHT}" font-family="sans-serif" '
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {height}" font-family="sans-serif" '
         f'font-size="12"><title>{escape(figure.title)}</title><desc>{escape(figure.caption)}</desc>',
-        f'<rect width="{WIDTH}" height="{HEIGHT}" fill="white"/>',
+        f'<rect width="{WIDTH}" height="{height}" fill="white"/>',
         f'<text x="{LEFT}" y="22" font-size="15">{escape(figure.title)}</text>',
         *_grid(figure, x_axis, y_axis),
     ]
@@ -90,15 +91,10 @@ def _line(series: Series, colour: str, x_axis: _Axis, y_axis: _Axis) -> list[str
 
 
 def _legend(series: tuple[Series, ...]) -> list[str]:
-    names = [one.name for one in series]
-    width, parts = max(map(len, names)) * 7 + 34, []
-    rising = sum(one.y[-1] - one.y[0] for one in series) > 0
-    # Below the lines, at the end where they are high.
-    left, top = WIDTH - RIGHT - width - 10 if rising else LEFT + 10, HEIGHT - BOTTOM - LINE * len(names) - 8
-    parts.append(f'<rect x="{left}" y="{top}" width="{width}" height="{LINE * len(names) + 4}" fill="white" '
-                 'opacity="0.8"/>')  # fmt: skip
-    for number, name in enumerate(names):
-        y, colour = top + LINE * number + 12, COLOURS[number % len(COLOURS)]
-        parts.append(f'<path d="M{left + 6} {y}h16" stroke="{colour}" stroke-width="3"/>')
-        parts.append(f'<text x="{left + 28}" y="{y + 4}">{escape(name)}</text>')
+    """Name the lines, below the axis, where none can run through it."""
+    parts = []
+    for number, one in enumerate(series):
+        y, colour = HEIGHT + LINE * number + 6, COLOURS[number % len(COLOURS)]
+        parts.append(f'<path d="M{LEFT} {y}h16" stroke="{colour}" stroke-width="3"/>')
+        parts.append(f'<text x="{LEFT + 22}" y="{y + 4}">{escape(one.name)}</text>')
     return parts
