@@ -59,6 +59,15 @@ def test_draws_of_a_prediction_follow_the_seed(cli: Cli, digits: Path) -> None:
     assert row["epistemic_uncertainty"] == pytest.approx(0, abs=1e-6)  # one draw cannot disagree with itself
 
 
+def test_one_pass_needs_no_seed(cli: Cli, digits: Path) -> None:
+    path = picture(Path("a.png"), 8, 8)
+    texts = {cli("predict", digits, path, "--json", "--rule", "moments", "--seed", seed).out for seed in (0, 1)}
+    assert len(texts) == 1
+    (row,) = json.loads(texts.pop())
+    check_row(row, 10)
+    assert row["epistemic_uncertainty"] > 0
+
+
 def test_the_table_of_predictions_has_a_line_a_picture(cli: Cli, digits: Path) -> None:
     files = [picture(Path(name), 8, 8) for name in ("one.png", "two.png")]
     rows = json.loads(cli("predict", digits, *files, "--json").out)

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from leanbayes.cli.options import RunFolder, parse
+from leanbayes.cli.options import RuleName, RunFolder, parse
 from leanbayes.cli.runs import TrainedRun, open_run
 from leanbayes.cli.tables import scores_table, show
 from leanbayes.data import Batches
@@ -34,7 +34,7 @@ class EvaluateOptions:
 
     run: RunFolder
     samples: int | None = None
-    rule: Literal["sample", "flipout", "local", "moments", "mean"] | None = None
+    rule: RuleName | None = None
     root: Path | None = None
     split: Literal["test", "validation"] = "test"
     device: Literal["cpu", "cuda"] | None = None

@@ -7,7 +7,7 @@ import typing
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any, Literal, TypeVar
 
 import tyro
 
@@ -19,6 +19,7 @@ from leanbayes.training import Recipe
 
 T = TypeVar("T")
 Flat = tyro.conf.arg(name="")  # the flags of a part, without its name before them
+RuleName = Literal["sample", "flipout", "local", "moments", "covariance", "mean"]
 RunFolder = Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="RUN")]
 
 

@@ -12,7 +12,7 @@ from rich.markup import escape
 from rich.table import Table
 from torch import Tensor
 
-from leanbayes.cli.options import RunFolder, parse
+from leanbayes.cli.options import RuleName, RunFolder, parse
 from leanbayes.cli.runs import TrainedRun, open_run
 from leanbayes.cli.tables import show
 from leanbayes.data import TABLE_ENDINGS
@@ -36,6 +36,7 @@ class PredictOptions:
         run: folder of the run.
         images: files to look at.
         samples: draws of a prediction. None means what the method says.
+        rule: how weights meet activations; moments takes one pass and no draws. None means as in training.
         device: where to predict. None means the GPU, if there is one.
         seed: number that the draws follow from.
         json: print JSON, not a table.
@@ -44,6 +45,7 @@ class PredictOptions:
     run: RunFolder
     images: Files
     samples: int | None = None
+    rule: RuleName | None = None
     device: Literal["cpu", "cuda"] | None = None
     seed: int = 0
     json: bool = False
@@ -78,7 +80,7 @@ def _predict(options: PredictOptions) -> None:
 
 def _prediction(run: TrainedRun, x: Tensor, options: PredictOptions) -> Any:
     generator = torch.Generator().manual_seed(options.seed)
-    return run.model.predict(x.to(run.model.device), options.samples, generator=generator)
+    return run.model.predict(x.to(run.model.device), options.samples, rule=options.rule, generator=generator)
 
 
 def _of_picture(run: TrainedRun, path: Path, options: PredictOptions) -> dict[str, Any]:
