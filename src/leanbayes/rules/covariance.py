@@ -19,6 +19,7 @@ from leanbayes.posteriors import Posterior
 from leanbayes.rules.base import Rule
 from leanbayes.rules.moments.registry import name_of, named
 from leanbayes.rules.moments.value import Moments, variance_dtype
+from leanbayes.rules.tensor_like import TensorLike
 from leanbayes.rules.weights import LinearUse, RandomWeight
 
 GIB = 2**30
@@ -52,7 +53,7 @@ def _check_memory(shape: Sequence[int], dtype: torch.dtype) -> None:
         )
 
 
-class Covariances:
+class Covariances(TensorLike):
     """A Gaussian value, tensor-like: vectors with their covariance, or maps with the covariance of each channel."""
 
     def __init__(self, loc: Tensor, covariance: Tensor) -> None:
@@ -77,29 +78,6 @@ class Covariances:
         """Become another value, as in-place functions do."""
         self.loc, self.covariance = other.loc, other.covariance
         return self
-
-    # What networks ask of a tensor.
-    shape = property(lambda self: self.loc.shape)
-    dtype = property(lambda self: self.loc.dtype)
-    device = property(lambda self: self.loc.device)
-    ndim = property(lambda self: self.loc.ndim)
-    is_cuda = property(lambda self: self.loc.is_cuda)
-    requires_grad = property(lambda self: self.loc.requires_grad)
-
-    def size(self, dim: int | None = None) -> Any:
-        """Shape, as for a tensor."""
-        return self.loc.shape if dim is None else self.loc.shape[dim]
-
-    def dim(self) -> int:
-        """Number of dimensions."""
-        return self.loc.dim()
-
-    def numel(self) -> int:
-        """Number of elements."""
-        return self.loc.numel()
-
-    def __len__(self) -> int:
-        return len(self.loc)
 
     def __repr__(self) -> str:
         return f"Covariances(shape={tuple(self.shape)}, dtype={self.dtype}, device={self.device})"

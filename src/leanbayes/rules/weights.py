@@ -15,6 +15,7 @@ from torch import Tensor
 from leanbayes.errors import UnsupportedOperation
 from leanbayes.noise import NoiseSource
 from leanbayes.rules.attention import multi_head_attention_forward
+from leanbayes.rules.tensor_like import TensorLike
 
 
 @dataclass(frozen=True)
@@ -128,7 +129,7 @@ def _random_weights(values: Iterable[Any]) -> Iterator["RandomWeight"]:
             yield from _random_weights(value)
 
 
-class RandomWeight:
+class RandomWeight(TensorLike):
     """A weight with a mean and a spread, in the place of a layer's tensor."""
 
     rule: ClassVar[str]
@@ -148,30 +149,8 @@ class RandomWeight:
         """Make the same kind of weight with other values."""
         return type(self)(loc, spread, self.noise, self.name)
 
-    # What layers ask of a weight beside calling functions on it.
-    shape = property(lambda self: self.loc.shape)
-    dtype = property(lambda self: self.loc.dtype)
-    device = property(lambda self: self.loc.device)
-    ndim = property(lambda self: self.loc.ndim)
-    is_cuda = property(lambda self: self.loc.is_cuda)
-    requires_grad = property(lambda self: self.loc.requires_grad)
     T = property(lambda self: self.like(self.loc.T, self.spread.T))
     mT = property(lambda self: self.like(self.loc.mT, self.spread.mT))
-
-    def size(self, dim: int | None = None) -> Any:
-        """Shape, as for a tensor."""
-        return self.loc.shape if dim is None else self.loc.shape[dim]
-
-    def dim(self) -> int:
-        """Number of dimensions."""
-        return self.loc.dim()
-
-    def numel(self) -> int:
-        """Number of elements."""
-        return self.loc.numel()
-
-    def __len__(self) -> int:
-        return len(self.loc)
 
     def __getitem__(self, index: Any) -> Self:
         return self.like(self.loc[index], self.spread[index])

@@ -21,6 +21,7 @@ from torch import Tensor
 
 from leanbayes.rules.moments.context import Pass
 from leanbayes.rules.moments.registry import answer, unsupported
+from leanbayes.rules.tensor_like import TensorLike
 
 Shape = tuple[int, ...]
 
@@ -30,7 +31,7 @@ def variance_dtype(dtype: torch.dtype) -> torch.dtype:
     return torch.float32 if dtype in (torch.float16, torch.bfloat16) else dtype
 
 
-class Moments:
+class Moments(TensorLike):
     """A value with a mean and a variance; `Moments(loc, variance)` has noise of its own in every element."""
 
     def __init__(
@@ -175,28 +176,10 @@ class Moments:
 
     # -- what networks ask of a tensor --------------------------------------------------------------------------------
 
-    shape = property(lambda self: self.loc.shape)
-    dtype = property(lambda self: self.loc.dtype)
-    device = property(lambda self: self.loc.device)
     layout = property(lambda self: self.loc.layout)
-    ndim = property(lambda self: self.loc.ndim)
-    is_cuda = property(lambda self: self.loc.is_cuda)
     is_nested = property(lambda self: False)
-    requires_grad = property(lambda self: self.loc.requires_grad)
     T = property(lambda self: self.viewed(lambda x: x.T))
     mT = property(lambda self: self.viewed(lambda x: x.mT))
-
-    def size(self, dim: int | None = None) -> Any:
-        """Shape, as for a tensor."""
-        return self.loc.shape if dim is None else self.loc.shape[dim]
-
-    def dim(self) -> int:
-        """Number of dimensions."""
-        return self.loc.dim()
-
-    def numel(self) -> int:
-        """Number of elements."""
-        return self.loc.numel()
 
     def is_floating_point(self) -> bool:
         """True: a Gaussian is real."""
@@ -213,9 +196,6 @@ class Moments:
     def stride(self, *args: Any) -> Any:
         """Strides of the means."""
         return self.loc.stride(*args)
-
-    def __len__(self) -> int:
-        return len(self.loc)
 
     def __iter__(self) -> Iterator[Self]:
         return iter(self.unbind(0))
