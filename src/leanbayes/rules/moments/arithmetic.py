@@ -15,7 +15,7 @@ from torch import Tensor
 from leanbayes.rules.moments.conversions import loc_of
 from leanbayes.rules.moments.joining import on_one_grid, stretched
 from leanbayes.rules.moments.registry import moment_rule, named, unsupported
-from leanbayes.rules.moments.value import Moments, variance_dtype
+from leanbayes.rules.moments.value import Moments, shrunk, variance_dtype
 
 Slope = Tensor | float
 
@@ -27,17 +27,22 @@ def combined(loc: Tensor, terms: Sequence[tuple[Moments, Slope]], extra: Tensor 
     values = on_one_grid([stretched(value, loc.shape) for value, _ in terms])
     independent = extra
     for value, slope in zip(values, slopes, strict=True):
-        part = value.independent.to(dtype)
+        part = shrunk(value.independent).to(dtype)
         part = part if isinstance(slope, float | int) and slope * slope == 1 else slope * slope * part
         independent = part if independent is None else independent + part
     assert independent is not None
     tangents = [(value, slope) for value, slope in zip(values, slopes, strict=True) if value.common is not None]
     if not tangents:
-        return values[0].like(loc, independent)
+        return values[0].like(loc, _whole(independent, loc))
     common, lost, grid = _mean_tangent(loc.shape, tangents)
     if lost is not None:
         independent = independent + lost
-    return values[0].like(loc, independent, common, grid)
+    return values[0].like(loc, _whole(independent, loc), common, grid)
+
+
+def _whole(variance: Tensor, loc: Tensor) -> Tensor:
+    """Give a variance the shape of the mean; it stays the same tensor, which softmax knows its own by, if it can."""
+    return variance if variance.shape == loc.shape else variance.expand(loc.shape)
 
 
 def _mean_tangent(

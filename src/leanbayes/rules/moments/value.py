@@ -59,7 +59,8 @@ class Moments(TensorLike):
             assert self._total is not None
             if self.common is None:
                 return self._total
-            self._independent = (self._total - self.common_variance()).clamp_min(0)
+            independent = (shrunk(self._total) - self.common_variance()).clamp_min(0)
+            self._independent = independent.expand(self.loc.shape)
         return self._independent
 
     @property
@@ -126,6 +127,7 @@ class Moments(TensorLike):
         """Go through an elementwise function: its mean, its (mean) slope and, if it is not slope² · v, its variance.
 
         The common part takes the mean slope along its positions, and what deviates from that becomes independent.
+        Without maps, a variance that was the same at all positions stays so.
         """
         if self.common is None:
             total = slope * slope * self.independent if variance is None else variance
@@ -136,7 +138,12 @@ class Moments(TensorLike):
         slope = slope.expand(loc.shape).reshape(self.grid)
         dims = [dim for dim, size in enumerate(self.common.shape[1:]) if size == 1 and self.grid[dim] != 1]
         mean = slope.mean(dims, keepdim=True) if dims else slope
+        if dims and not self.within.maps and self.is_regular and not any([self._varies(dim) for dim in dims]):
+            total = total.mean(dims, keepdim=True)
         return self.like_total(loc, total.expand(loc.shape), self.common * mean, self.grid)
+
+    def _varies(self, dim: int) -> bool:
+        return shrunk(self.variance).shape[dim] != 1
 
     def viewed(self, view: Callable[[Tensor], Any]) -> Any:
         """Apply a function that only moves elements about, such as an index or a permutation, to all parts."""
