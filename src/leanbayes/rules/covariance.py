@@ -19,7 +19,7 @@ from leanbayes.posteriors import Posterior
 from leanbayes.rules.base import Rule
 from leanbayes.rules.moments.registry import name_of, named
 from leanbayes.rules.moments.value import Moments, variance_dtype
-from leanbayes.rules.tensor_like import TensorLike
+from leanbayes.tensor_like import TensorLike
 from leanbayes.rules.weights import LinearUse, RandomWeight
 
 GIB = 2**30

@@ -15,7 +15,7 @@ from torch import Tensor
 from leanbayes.errors import UnsupportedOperation
 from leanbayes.noise import NoiseSource
 from leanbayes.rules.attention import multi_head_attention_forward
-from leanbayes.rules.tensor_like import TensorLike
+from leanbayes.tensor_like import TensorLike
 
 
 @dataclass(frozen=True)

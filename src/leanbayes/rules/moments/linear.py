@@ -24,7 +24,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from leanbayes.rules.moments.registry import moment_rule, unsupported
-from leanbayes.rules.moments.value import Moments, variance_dtype
+from leanbayes.rules.moments.value import Moments, shrunk, variance_dtype
 from leanbayes.rules.weights import LinearUse, form_of, linear_in_weight
 
 _TRANSPOSED = {F.conv_transpose1d, F.conv_transpose2d, F.conv_transpose3d}
@@ -201,7 +201,7 @@ class _Layer:
         averages, exact, patterns = [], [], []
         seconds, firsts = mean.square(), mean.mean(positions, keepdim=True).square()
         if isinstance(x, Moments):
-            variance = x.variance
+            variance = shrunk(x.variance)
             average = variance.mean(positions, keepdim=True)
             if x.common is not None:
                 channels = list(x.common.shape)
@@ -218,7 +218,7 @@ class _Layer:
             else:
                 averages.append(self._compact(alone, self._collapse(squares, shares)))
                 if not flat:
-                    patterns.append(variance * self._mass(squares))
+                    patterns.append(x.variance * self._mass(squares))
             seconds = seconds + variance
         if self.w_variance is not None:
             collapsed = self._collapse(self.w_variance, shares)

@@ -21,7 +21,7 @@ from torch import Tensor
 
 from leanbayes.rules.moments.context import Pass
 from leanbayes.rules.moments.registry import answer, unsupported
-from leanbayes.rules.tensor_like import TensorLike
+from leanbayes.tensor_like import TensorLike
 
 Shape = tuple[int, ...]
 

@@ -1,4 +1,4 @@
-"""What networks ask of a tensor beside calling functions on it, answered from the mean of a random value."""
+"""What networks ask of a tensor beside calling functions on it, answered from the tensor that a value stands for."""
 
 from typing import Any
 
@@ -6,7 +6,7 @@ from torch import Tensor
 
 
 class TensorLike:
-    """Base of the values that stand for tensors in a network; `loc` is their mean."""
+    """Base of the values that stand for tensors in a network; `loc` is their mean, or they themselves."""
 
     loc: Tensor
 
