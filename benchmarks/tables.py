@@ -9,6 +9,8 @@ from pathlib import Path
 from typing import Any
 
 import lenet
+import one_pass
+import sparse_inference
 from step import TABLE_HEAD, table_row
 
 HERE = Path(__file__).parent
@@ -51,10 +53,24 @@ is not counted.
 ## LeNet-5 by moments
 
 A training step of LeNet-5 on MNIST's images, side by side with Bayes by Backprop and with VDP as it was before VDP++,
-which keeps full covariances. Taken before training by moments drew fewer probes and made activations again in the
-backward pass: `VDP++` takes less memory since.
+which keeps full covariances.
 
 {lenet}
+
+## One pass by moments
+
+A prediction of a batch by one pass, which gives mean and variance, beside one plain forward pass and draws of the
+weights; with CUDA graphs ("cudagraphs", `mode="reduce-overhead"`) and without.
+
+{one_pass}
+
+## Sparse weights on a CPU
+
+Layers whose weights are mostly zero multiply by sparse matrices where that is faster, which is measured when a layer
+first meets a batch of some size: "picked" is what a model does. Convolutions with windows seldom gain, so neither does
+a ResNet.
+
+{sparse}
 
 ## Bytes moved
 
@@ -108,6 +124,22 @@ def of_lenet() -> str:
     return "\n".join([head, "", lenet.TABLE_HEAD, *(lenet.table_row(row) for row in record["rows"])])
 
 
+def of_one_pass() -> str:
+    """The table of one_pass.py."""
+    record = load("one-pass-resnet18")
+    head = f"`{record['command']}`: {record['machine']}, torch {record['torch']}, {record['precision']}"
+    return "\n".join([head, "", one_pass.HEAD, *(one_pass.table_row(row) for row in record["rows"])])
+
+
+def of_sparse() -> str:
+    """The tables of sparse_inference.py."""
+    record = load("sparse-inference")
+    layers = [sparse_inference.layer_row(row) for row in record["layers"]]
+    networks = [sparse_inference.network_row(row) for row in record["networks"]]
+    head = f"`{record['command']}`: {record['machine']}, torch {record['torch']}, fp32"
+    return "\n".join([head, "", sparse_inference.LAYER_HEAD, *layers, "", sparse_inference.NETWORK_HEAD, *networks])
+
+
 def moved() -> str:
     """The table of moved.py."""
     record = load("moved")
@@ -120,6 +152,12 @@ def moved() -> str:
 
 if __name__ == "__main__":
     page = PAGE.format(
-        gpu=steps("step-resnet18", "step-mlp"), cpu=steps("step-cpu"), moved=moved(), epoch=epoch(), lenet=of_lenet()
+        gpu=steps("step-resnet18", "step-moments-resnet18", "step-mlp"),
+        cpu=steps("step-cpu"),
+        moved=moved(),
+        epoch=epoch(),
+        lenet=of_lenet(),
+        one_pass=of_one_pass(),
+        sparse=of_sparse(),
     )
     (HERE.parent / "docs" / "benchmarks.md").write_text(page)

@@ -35,6 +35,11 @@ def vdp(**settings: Any) -> Row:
     return Row(lb.VDP(**settings), quiet, "moments", compiled=("cnn",) if settings else ("cnn", "vit_mha"))
 
 
+def ssvi(rule: str, unsupported: tuple[str, ...] = (), **settings: Any) -> Row:
+    quiet = lb.SSVI(1.0, init_std=1e-7, rule=rule, **settings)  # of the others most weights are zero
+    return Row(lb.SSVI(0.4, init_std=0.02, rule=rule, **settings), quiet, rule, unsupported)
+
+
 ROWS: dict[str, Row] = {
     "MeanField sample": mean_field("sample"),
     "MeanField flipout": mean_field("flipout", ("lstm",)),
@@ -47,6 +52,15 @@ ROWS: dict[str, Row] = {
     "MeanField moments": replace(mean_field("moments"), compiled=()),  # as VDP
     "VDP": vdp(),
     "VDP, the paper's": vdp(variance="row", correlation="none", activations="taylor", objective="gaussian"),
+    "SSVI sample": ssvi("sample"),
+    "SSVI flipout": ssvi("flipout", ("lstm",)),
+    "SSVI local": ssvi("local", ("lstm",)),
+    "SSVI mean": ssvi("mean"),
+    "SSVI moments": replace(ssvi("moments"), compiled=("cnn",)),
+    "SSVI sample, prior per layer": ssvi("sample", prior=lb.Normal("fan_in")),
+    "SSVI flipout, prior per layer": ssvi("flipout", ("lstm",), prior=lb.Normal("std")),
+    "SSVI local, mixture prior": ssvi("local", ("lstm",), prior=lb.ScaleMixture()),
+    "RigL": Row(lb.RigL(0.4), lb.RigL(1.0), "mean"),
     "Deterministic": Row(lb.Deterministic(), lb.Deterministic(), "mean"),
     "Ensemble": Row(lb.Ensemble(2), lb.Ensemble(1), "sample"),
     "MCDropout": Row(lb.MCDropout(0.2), lb.MCDropout(1e-9), "sample"),
@@ -99,20 +113,22 @@ def test_pretrained_outputs_are_kept_without_noise(row: Row, network: str) -> No
 @some_networks
 def test_kl_is_that_of_torch_distributions(row: Row, network: str) -> None:
     bnn, _, _ = build(row, network, torch.float64)
-    if not len(bnn.layout):
+    random = bnn.posterior.variance() > 0  # a weight that is surely zero has no part in it
+    if not random.any():
         assert bnn.kl() == 0
         return
-    q = torch.distributions.Normal(bnn.posterior.mean(), bnn.posterior.variance().sqrt())
+    q = torch.distributions.Normal(bnn.posterior.mean()[random], bnn.posterior.variance()[random].sqrt())
     if bnn.kl_kind == "monte-carlo":  # then it is the log ratio at one draw
         with bnn.frozen(0):
-            weights = bnn.posterior.sample(bnn.next_draw().key)
+            weights = bnn.posterior.sample(bnn.next_draw().key)[random]
             mixture = torch.distributions.Categorical(torch.tensor([0.5, 0.5], dtype=torch.float64))
             p = torch.distributions.Normal(torch.zeros(2), torch.tensor([0.5, 0.01], dtype=torch.float64))
             prior = torch.distributions.MixtureSameFamily(mixture, p)
             torch.testing.assert_close(bnn.kl(), (q.log_prob(weights) - prior.log_prob(weights)).sum())
         return
     terms = bnn.posterior.prior.normal_terms()  # type: ignore[union-attr, operator]
-    p = torch.distributions.Normal(torch.zeros(()) if terms.loc is None else terms.loc, torch.as_tensor(terms.scale))
+    loc, scale = (torch.as_tensor(0.0 if t is None else t).expand(random.shape)[random] for t in terms)
+    p = torch.distributions.Normal(loc, scale)
     torch.testing.assert_close(bnn.kl(), torch.distributions.kl_divergence(q, p).sum())
 
 

@@ -355,7 +355,11 @@ def own_loop(method: lb.Method, recipe: Recipe) -> lb.BayesianModel:
     return model
 
 
-@pytest.mark.parametrize("method", [lb.MeanField(), Staged(), Swapping()], ids=lambda method: type(method).__name__)
+@pytest.mark.parametrize(
+    "method",
+    [lb.MeanField(), Staged(), Swapping(), lb.SSVI(0.3, interval=3)],
+    ids=lambda method: type(method).__name__,
+)
 def test_a_loop_of_ones_own_with_the_hooks_trains_the_same_model(method: lb.Method) -> None:
     found = own_loop(method, Recipe(epochs=4, batch_size=16))
     for (name, mine), (other, theirs) in zip(

@@ -32,6 +32,8 @@ PRIORS: dict[str, Any] = {
 METHODS: dict[str, Any] = {name: lb.MeanField(prior=prior) for name, prior in PRIORS.items()} | {
     "flipout": lb.MeanField(rule="flipout", init_std=0.2, samples=3),
     "absolute std": lb.MeanField(init_std=0.01, relative=False),
+    "sparse": lb.SSVI(0.3, prior=lb.Normal("std")),
+    "sparse points": lb.RigL(0.3),
     "deterministic": lb.Deterministic(),
     "ensemble": lb.Ensemble(3, seed=4),
     "dropout": lb.MCDropout(0.2),

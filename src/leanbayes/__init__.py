@@ -7,7 +7,7 @@ from leanbayes.errors import FileFormatError, LeanBayesError, RuleMismatchWarnin
 from leanbayes.export import export_onnx, export_program
 from leanbayes.likelihoods import Bernoulli, Categorical, Gaussian, HeteroscedasticGaussian
 from leanbayes.method import Method, Stage, Training
-from leanbayes.methods import VDP, Deterministic, Ensemble, MCDropout, MeanField
+from leanbayes.methods import SSVI, VDP, Deterministic, Ensemble, MCDropout, MeanField, RigL
 from leanbayes.objective import elbo
 from leanbayes.prediction import BinaryPrediction, ClassPrediction, Prediction, RegressionPrediction
 from leanbayes.priors import Normal, ScaleMixture
@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 __all__ = [
+    "SSVI",
     "VDP",
     "BayesianModel",
     "Bernoulli",
@@ -39,6 +40,7 @@ __all__ = [
     "Normal",
     "Prediction",
     "RegressionPrediction",
+    "RigL",
     "RuleMismatchWarning",
     "ScaleMixture",
     "Stage",

@@ -215,6 +215,17 @@ class BayesianModel(nn.Module):
             self._put(before)
 
     @contextlib.contextmanager
+    def holding(self, weights: Tensor) -> Iterator[nn.Module]:
+        """Keep given weights, one flat vector, in the network for a block; yields the network."""
+        before = self._values
+        parts = zip(self.layout.split(weights), self._dtypes(), strict=True)
+        self._put([part if part.dtype == dtype else part.to(dtype) for part, dtype in parts])
+        try:
+            yield self.network
+        finally:
+            self._put(before)
+
+    @contextlib.contextmanager
     def using(self, rule: str | Rule) -> Iterator[Self]:
         """Use another rule inside the block: its name, or one with settings of its own."""
         before = self._rule

@@ -69,6 +69,11 @@ class Layout:
         sizes = torch.tensor(self.sizes, device=per_slot.device)
         return torch.repeat_interleave(per_slot, sizes, output_size=self.numel)
 
+    def slots_of(self, index: Tensor) -> Tensor:
+        """Return the number of the slot that each position of the flat vector lies in."""
+        ends = torch.tensor(self.sizes, device=index.device).cumsum(0).to(index.dtype)
+        return torch.bucketize(index, ends, right=True)
+
     def to_json(self) -> list[dict[str, Any]]:
         """Describe the slots in plain values, for a file."""
         return [

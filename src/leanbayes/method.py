@@ -13,6 +13,7 @@ an optimiser, so that a checkpoint holds it. `lb.fit` calls the hooks; so can an
 
 import math
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -50,7 +51,8 @@ class Training:
     model is what is trained; `start` may put another in its place. step counts the optimiser steps of this stage, of
     which there are `steps`. batch is the last one that the loss was taken on. batches gives training batches (x, y), in
     a fixed order and not augmented, to choose or measure on. average is the mean of a tensor over all processes:
-    whatever a hook derives from data must pass through it, so that every process takes the same decision.
+    whatever a hook derives from data must pass through it, so that every process takes the same decision. autocast
+    makes the context in which the loss is taken, for passes of a hook's own.
     """
 
     model: "BayesianModel"
@@ -62,6 +64,7 @@ class Training:
     temperature: float = 1.0
     batch: tuple[Any, Tensor] | None = None
     average: Callable[[Tensor], Tensor] = lambda tensor: tensor
+    autocast: Callable[[], AbstractContextManager[Any]] = nullcontext
 
 
 class Method:

@@ -16,12 +16,15 @@ from leanbayes.layout import Layout
 class BoundPrior(nn.Module):
     """A prior over one flat weight vector."""
 
-    def normal_terms(self) -> NormalTerms | None:
-        """Centre and scale where the prior is Gaussian, so that the KL has a closed form; else None."""
+    def normal_terms(self, index: Tensor | None = None) -> NormalTerms | None:
+        """Centre and scale where the prior is Gaussian, so that the KL has a closed form; else None.
+
+        index: the positions to give them for, in the flat vector; None for all.
+        """
         return None
 
-    def log_prob(self, weights: Tensor) -> Tensor:
-        """Sum of the log densities of all weights."""
+    def log_prob(self, weights: Tensor, index: Tensor | None = None) -> Tensor:
+        """Sum of the log densities of all weights, or of those at some positions."""
         raise NotImplementedError  # abstract
 
 
@@ -96,14 +99,17 @@ class _BoundNormal(BoundPrior):
         self.register_buffer("layer_scales", scale if isinstance(scale, Tensor) else None)
         self.scale = scale if isinstance(scale, float) else None
 
-    def normal_terms(self) -> NormalTerms:
-        if self.layer_scales is not None:
-            return NormalTerms(self.loc, self.layout.expand(self.layer_scales))
-        assert self.scale is not None
-        return NormalTerms(self.loc, self.scale)
+    def normal_terms(self, index: Tensor | None = None) -> NormalTerms:
+        loc = self.loc if self.loc is None or index is None else self.loc[index]
+        if self.layer_scales is None:
+            assert self.scale is not None
+            return NormalTerms(loc, self.scale)
+        if index is None:
+            return NormalTerms(loc, self.layout.expand(self.layer_scales))
+        return NormalTerms(loc, self.layer_scales[self.layout.slots_of(index)])
 
-    def log_prob(self, weights: Tensor) -> Tensor:
-        loc, scale = self.normal_terms()
+    def log_prob(self, weights: Tensor, index: Tensor | None = None) -> Tensor:
+        loc, scale = self.normal_terms(index)
         scale = scale if isinstance(scale, Tensor) else weights.new_tensor(scale)
         standard = (weights if loc is None else weights - loc) / scale
         constant = weights.numel() * 0.5 * math.log(2 * math.pi)
@@ -135,7 +141,7 @@ class _BoundMixture(BoundPrior):
         super().__init__()
         self.settings = settings
 
-    def log_prob(self, weights: Tensor) -> Tensor:
+    def log_prob(self, weights: Tensor, index: Tensor | None = None) -> Tensor:
         parts = []
         for share, scale in ((self.settings.pi, self.settings.wide), (1 - self.settings.pi, self.settings.narrow)):
             constant = math.log(share) - math.log(scale) - 0.5 * math.log(2 * math.pi)

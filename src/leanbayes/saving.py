@@ -25,11 +25,14 @@ from leanbayes.rules import get_rule
 
 VERSION = 1
 _HEADER = "leanbayes"
+_OWN = "posterior."
 
 
 def save(bnn: BayesianModel, path: str | os.PathLike[str]) -> None:
     """Write the model to `path`; a crash or a full disk leaves an older file there as it was."""
     tensors, aliases = _without_aliases(bnn.state_dict())
+    own = {name.removeprefix(_OWN): tensors.pop(name) for name in [*tensors] if name.startswith(_OWN)}
+    tensors |= {_OWN + name: tensor for name, tensor in bnn.posterior.to_file(own).items()}
     header = {
         "version": VERSION,
         "method": config.encode(bnn.method),
@@ -76,6 +79,11 @@ def load(path: str | os.PathLike[str], model: nn.Module) -> BayesianModel:
         raise FileFormatError(f"{path} does not fit this network: {error}") from None
     bnn.rule, bnn.trained_rule = rule, trained_rule
     bnn.moment_scale = mean_factor, std_factor
+    own = {name.removeprefix(_OWN): tensors.pop(name) for name in [*tensors] if name.startswith(_OWN)}
+    try:
+        tensors |= {_OWN + name: tensor for name, tensor in bnn.posterior.from_file(own).items()}
+    except ValueError as error:
+        raise FileFormatError(f"{path} is damaged ({error}): save the model again.") from None
     _load_tensors(bnn, tensors, path)
     for name, parameter in bnn.named_parameters():
         parameter.requires_grad_(name not in frozen)

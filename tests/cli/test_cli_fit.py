@@ -23,7 +23,7 @@ from leanbayes.training.loop import Loop
 
 @pytest.mark.parametrize("name", METHODS)
 def test_every_method_trains(name: str, cli: Cli, tmp_path: Path) -> None:
-    told = cli("fit", name, *TOY, "--model-options", "hidden=[8]", "--out", tmp_path / "run")
+    told = cli("fit", name, *TOY, "--model-options", "hidden=[32]", "--out", tmp_path / "run")
     assert told.err == ""
     assert f"leanbayes evaluate {tmp_path / 'run'}" in told.out
     record = read_record(tmp_path / "run")

@@ -20,7 +20,8 @@ USAGE = f"""usage: leanbayes COMMAND ...
 
 Calibrated uncertainty for neural networks, at about the cost of a plain one.
 
-  fit METHOD            train a network; METHOD is one of {", ".join(METHODS)}
+  fit METHOD            train a network; METHOD is one of
+                        {", ".join(METHODS)}
   evaluate RUN          score a trained run on the test data, which it has never seen
   predict RUN IMAGES    label, probability and uncertainty of pictures (or mean and std for rows of a csv)
   compare [METHODS]     train several methods on one data set: one table of quality and cost, and a report

@@ -5,15 +5,19 @@ from leanbayes.methods.ensemble import Ensemble
 from leanbayes.methods.mc_dropout import MCDropout
 from leanbayes.methods.mean_field import MeanField
 from leanbayes.methods.registry import METHODS, describe_method, get_method, parse_method
+from leanbayes.methods.rigl import RigL
+from leanbayes.methods.ssvi import SSVI
 from leanbayes.methods.vdp import VDP
 
 __all__ = [
     "METHODS",
+    "SSVI",
     "VDP",
     "Deterministic",
     "Ensemble",
     "MCDropout",
     "MeanField",
+    "RigL",
     "describe_method",
     "get_method",
     "parse_method",

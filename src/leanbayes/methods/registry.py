@@ -12,6 +12,8 @@ from leanbayes.methods.deterministic import Deterministic
 from leanbayes.methods.ensemble import Ensemble
 from leanbayes.methods.mc_dropout import MCDropout
 from leanbayes.methods.mean_field import MeanField
+from leanbayes.methods.rigl import RigL
+from leanbayes.methods.ssvi import SSVI
 from leanbayes.methods.vdp import VDP
 
 METHODS: dict[str, Method] = {
@@ -20,6 +22,8 @@ METHODS: dict[str, Method] = {
     "ensemble": Ensemble(),
     "mean-field": MeanField(),
     "vdp": VDP(),
+    "ssvi": SSVI(),
+    "rigl": RigL(),
 }
 
 

@@ -4,5 +4,13 @@ from leanbayes.posteriors.base import Posterior
 from leanbayes.posteriors.mean_field import MeanFieldPosterior
 from leanbayes.posteriors.point import PointPosterior
 from leanbayes.posteriors.row import RowPosterior
+from leanbayes.posteriors.subspace import SparsePointPosterior, SubspacePosterior
 
-__all__ = ["MeanFieldPosterior", "PointPosterior", "Posterior", "RowPosterior"]
+__all__ = [
+    "MeanFieldPosterior",
+    "PointPosterior",
+    "Posterior",
+    "RowPosterior",
+    "SparsePointPosterior",
+    "SubspacePosterior",
+]

@@ -1,6 +1,7 @@
 """What every posterior offers; a new one is a subclass in a file of its own."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from typing import Any
 
 from torch import Tensor, nn
 
@@ -32,6 +33,14 @@ class Posterior(nn.Module):
         """One draw of all weights, differentiable in the parameters of q."""
         raise NotImplementedError  # abstract
 
+    def draw(self, key: Tensor) -> Sequence[Any]:
+        """One draw as a value for each slot; a subclass may give some that layers multiply by faster than tensors."""
+        return self.layout.split(self.sample(key))
+
+    def centre(self) -> Sequence[Any]:
+        """The mean as a value for each slot, as `draw` gives them."""
+        return self.layout.split(self.mean())
+
     def kl(self, key: Tensor) -> Tensor:
         """KL(q ‖ prior), summed over the weights; the key is used where it has to be sampled."""
         raise NotImplementedError  # abstract
@@ -60,6 +69,14 @@ class Posterior(nn.Module):
     def scale_parameters(self) -> Iterator[nn.Parameter]:
         """The parameters that hold spreads rather than means: they want an adaptive optimiser."""
         return iter(())
+
+    def to_file(self, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+        """Return what a file holds of its state; a subclass may write some tensors in fewer bytes."""
+        return tensors
+
+    def from_file(self, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+        """Undo `to_file`; raises ValueError for what it could not have written."""
+        return tensors
 
     def size(self) -> int:
         """How many numbers are stored: parameters and buffers."""

@@ -19,8 +19,8 @@ from leanbayes.posteriors import Posterior
 from leanbayes.rules.base import Rule
 from leanbayes.rules.moments.registry import name_of, named
 from leanbayes.rules.moments.value import Moments, variance_dtype
-from leanbayes.tensor_like import TensorLike
 from leanbayes.rules.weights import LinearUse, RandomWeight
+from leanbayes.tensor_like import TensorLike
 
 GIB = 2**30
 LIMIT = 8 * GIB  # bytes that one covariance may take

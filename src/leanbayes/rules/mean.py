@@ -1,6 +1,7 @@
 """`mean`: the network at the posterior mean, without noise."""
 
 from collections.abc import Sequence
+from typing import Any
 
 from torch import Tensor
 
@@ -14,6 +15,6 @@ class Mean(Rule):
     name = "mean"
     random = False
 
-    def weights(self, posterior: Posterior, key: Tensor, with_kl: bool) -> tuple[Sequence[Tensor], Tensor | None]:
+    def weights(self, posterior: Posterior, key: Tensor, with_kl: bool) -> tuple[Sequence[Any], Tensor | None]:
         """Return the means."""
-        return posterior.layout.split(posterior.mean()), posterior.kl(key) if with_kl else None
+        return posterior.centre(), posterior.kl(key) if with_kl else None

@@ -1,6 +1,7 @@
 """`sample`: draw all weights once for the whole batch (Blundell et al. 2015). The default."""
 
 from collections.abc import Sequence
+from typing import Any
 
 from torch import Tensor
 
@@ -13,9 +14,9 @@ class Sample(Rule):
 
     name = "sample"
 
-    def weights(self, posterior: Posterior, key: Tensor, with_kl: bool) -> tuple[Sequence[Tensor], Tensor | None]:
+    def weights(self, posterior: Posterior, key: Tensor, with_kl: bool) -> tuple[Sequence[Any], Tensor | None]:
         """Draw, and take the KL in the same pass."""
         if with_kl:
             flat, kl = posterior.sample_and_kl(key)
             return posterior.layout.split(flat), kl
-        return posterior.layout.split(posterior.sample(key)), None
+        return posterior.draw(key), None

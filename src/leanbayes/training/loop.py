@@ -173,7 +173,8 @@ class Loop:
             values = {"loss": loss / (bnn.members or 1)}  # an ensemble's is the sum of its members'
             if len(bnn.layout):
                 values["kl"] = bnn.kl(torch.Generator().manual_seed(0)).item()
-                values["sigma"] = bnn.posterior.variance().sqrt().mean().item()
+                stds = bnn.posterior.variance().sqrt()
+                values["sigma"] = (stds.sum() / (stds > 0).sum().clamp_min(1)).item()  # of the weights that have one
             values["temperature"] = training.temperature
             values["lr"] = training.optimisers[0].param_groups[0]["lr"]
         seconds = self._clock.read()

@@ -194,7 +194,14 @@ class Run:
         assert bnn is not None
         bnn = bnn.to(self.accelerator.device).train()
         steps = epochs * len(self.batches)
-        training = Training(bnn, steps, self.batches.examples, self.plain_batches, average=self.average)
+        training = Training(
+            bnn,
+            steps,
+            self.batches.examples,
+            self.plain_batches,
+            average=self.average,
+            autocast=self.accelerator.autocast,
+        )
         if state is None:
             stage.method.start(training)
             bnn = training.model.to(self.accelerator.device).train()  # which it may have replaced

@@ -1,0 +1,157 @@
+"""What sparse kernels save where weights are mostly zero: per shape of layer, and for whole networks, on a CPU.
+
+    python benchmarks/sparse_inference.py --out benchmarks/results/sparse-inference.json
+
+A layer is timed both ways and as a model picks by its own measurement, which must not be slower than dense
+by more than noise. Networks predict with 5 draws, with sparse kernels allowed and without. Ways take turns, round after
+round; times are medians over rounds.
+"""
+
+import argparse
+import json
+import platform
+import statistics
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+import leanbayes as lb
+from leanbayes.layout import Slot
+from leanbayes.models import build
+from leanbayes.sparsity.weights import Pattern, SparseWeight
+
+# (outputs, inputs, taps, pixels): linear layers have no pixels.
+LAYERS = (
+    (300, 784, 1, 0),
+    (1024, 1024, 1, 0),
+    (3072, 768, 1, 0),
+    (4096, 4096, 1, 0),
+    (256, 128, 1, 16),
+    (512, 2048, 1, 7),
+    (64, 64, 3, 32),
+    (256, 256, 3, 8),
+    (512, 512, 3, 4),
+)
+NETWORKS = {"lenet-300-100": (1, 28, 28), "vit-tiny": (3, 32, 32), "resnet-18": (3, 32, 32)}
+DENSITIES = (0.1, 0.05, 0.02)
+BATCHES = (1, 16, 128)
+DRAWS = 5
+LAYER_HEAD = """| layer | density | batch | dense ms | sparse ms | picked ms | dense / picked |
+|---|---|---|---|---|---|---|"""
+NETWORK_HEAD = f"""| network, {DRAWS} draws | density | batch | dense ms | picked ms | dense / picked |
+|---|---|---|---|---|---|"""
+
+
+def timed(ways: dict[str, Callable[[], Any]], rounds: int) -> dict[str, float]:
+    """Median milliseconds of each way; they take turns."""
+    times: dict[str, list[float]] = {name: [] for name in ways}
+    for number in range(rounds + 1):
+        for name, way in ways.items():
+            start = time.perf_counter()
+            way()
+            if number:  # the first round warms up
+                times[name].append(1e3 * (time.perf_counter() - start))
+    return {name: statistics.median(values) for name, values in times.items()}
+
+
+def layer(outputs: int, inputs: int, taps: int, pixels: int, density: float, batch: int, rounds: int) -> dict[str, Any]:
+    """Time one layer."""
+    shape = (outputs, inputs, taps, taps) if pixels else (outputs, inputs)
+    slot = Slot(("weight",), shape, tuple(range(len(shape))), torch.float32, 1)
+    positions = torch.randperm(slot.numel)[: round(density * slot.numel)].sort().values
+    weight = SparseWeight(Pattern(positions, slot), torch.randn(len(positions)))
+    x = torch.randn(batch, inputs, pixels, pixels) if pixels else torch.randn(batch, inputs)
+
+    def call(weight: Any) -> Tensor:
+        return F.conv2d(x, weight, None, 1, taps // 2) if pixels else F.linear(x, weight)
+
+    def sparse() -> Tensor:
+        with mock.patch.object(Pattern, "pays", return_value=True):
+            return call(weight)
+
+    times = timed({"dense": lambda: call(weight.loc), "sparse": sparse, "picked": lambda: call(weight)}, rounds)
+    return {
+        "layer": "x".join(map(str, shape)) + (f" on {pixels}x{pixels}" if pixels else ""),
+        "density": density,
+        "batch": batch,
+        **{f"{name}_ms": value for name, value in times.items()},
+        "picks_sparse": next(iter(weight.pattern.chosen.values())),
+    }
+
+
+def network(name: str, density: float, batch: int, rounds: int) -> dict[str, Any]:
+    """Time the prediction of a network by draws."""
+    shape = NETWORKS[name]
+    bnn = lb.bayesianize(build(name, shape, 10, seed=0), lb.SSVI(density=density)).eval()
+    x = torch.randn(batch, *shape)
+
+    def dense() -> Any:
+        with mock.patch.object(Pattern, "suits", False):
+            return bnn.predict(x, DRAWS)
+
+    times = timed({"dense": dense, "picked": lambda: bnn.predict(x, DRAWS)}, rounds)
+    return {"network": name, "density": density, "batch": batch, **{f"{way}_ms": ms for way, ms in times.items()}}
+
+
+def layer_row(row: dict[str, Any]) -> str:
+    """Lay out one layer's figures."""
+    return (
+        f"| {row['layer']} | {row['density']} | {row['batch']} | {row['dense_ms']:.3f} | {row['sparse_ms']:.3f} "
+        f"| {row['picked_ms']:.3f} | {row['dense_ms'] / row['picked_ms']:.2f} |"
+    )
+
+
+def network_row(row: dict[str, Any]) -> str:
+    """Lay out one network's figures."""
+    return (
+        f"| {row['network']} | {row['density']} | {row['batch']} | {row['dense_ms']:.2f} | {row['picked_ms']:.2f} "
+        f"| {row['dense_ms'] / row['picked_ms']:.2f} |"
+    )
+
+
+def main() -> None:
+    """Time everything and print two tables."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--repeats", type=int, default=15, help="rounds")
+    parser.add_argument("--out", type=Path, help="also write the figures to this JSON file")
+    args = parser.parse_args()
+    torch.manual_seed(0)
+    machine = f"{platform.machine()}, {torch.get_num_threads()} threads"
+    print(f"torch {torch.__version__}, {machine}\n")
+    print(LAYER_HEAD)
+    layers, networks = [], []
+    with torch.no_grad():
+        for one in LAYERS:
+            for density in DENSITIES:
+                for batch in BATCHES:
+                    row = layer(*one, density, batch, args.repeats)
+                    layers.append(row)
+                    print(layer_row(row), flush=True)
+        print(f"\n{NETWORK_HEAD}")
+        for name in NETWORKS:
+            for batch in BATCHES[:2]:
+                row = network(name, 0.05, batch, args.repeats)
+                networks.append(row)
+                print(network_row(row), flush=True)
+    if args.out:
+        args.out.parent.mkdir(parents=True, exist_ok=True)
+        record = {
+            "command": "python " + " ".join(sys.argv).partition(" --out")[0],
+            "leanbayes": lb.__version__,
+            "torch": torch.__version__,
+            "machine": machine,
+            "layers": layers,
+            "networks": networks,
+        }
+        args.out.write_text(json.dumps(record, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,67 @@
+"""Exchanging active weights for inactive ones: in place, together with what the optimisers know of them."""
+
+from collections.abc import Iterator, Sequence
+
+import torch
+from torch import Tensor, nn
+
+from leanbayes.gaussian import inverse_softplus
+from leanbayes.posteriors import SparsePointPosterior, SubspacePosterior
+
+
+@torch.no_grad()
+def replace_weights(
+    posterior: SparsePointPosterior,
+    optimisers: Sequence[torch.optim.Optimizer],
+    share: float,
+    scores: Tensor,
+    wishes: Tensor,
+) -> None:
+    """Drop ⌊share·k⌋ of the k active weights of each layer, and add as many that were inactive.
+
+    scores: one an active weight; the lowest go. wishes: one a weight of the flat vector; the inactive ones with the
+    highest come. Among equals the first in the layout is taken. Never are more dropped than there are inactive ones.
+    A new weight has μ = 0, the mean σ of those of its layer that stay, and an optimiser state of zeros.
+    """
+    fresh = posterior.index.clone()
+    rho = posterior.rho if isinstance(posterior, SubspacePosterior) else None
+    places, start, first = [], 0, 0
+    for size, count in zip(posterior.layout.sizes, posterior.counts, strict=True):
+        number = min(int(share * count), size - count)
+        if number > 0:
+            active = posterior.index[first : first + count].long() - start
+            dropped = highest(-scores[first : first + count], number)
+            inactive = wishes[start : start + size].index_fill(0, active, -torch.inf)
+            fresh[first + dropped] = (start + highest(inactive, number)).to(fresh.dtype)
+            if rho is not None:
+                stay = torch.ones(count, dtype=torch.bool, device=rho.device).index_fill_(0, dropped, False)
+                sigma = nn.functional.softplus(rho[first : first + count])
+                rho[first + dropped] = inverse_softplus((sigma * stay).sum() / (count - number))
+            places.append(first + dropped)
+        start, first = start + size, first + count
+    if not places:
+        return
+    replaced, order = torch.cat(places), fresh.argsort()  # layers lie in order, so this sorts inside each
+    posterior.index.copy_(fresh[order])
+    posterior.mu[replaced] = 0.0
+    for parameter in posterior.entries():
+        parameter.copy_(parameter[order])
+        for tensor in _known_of(parameter, optimisers):
+            tensor[replaced] = 0.0
+            tensor.copy_(tensor[order])
+
+
+def highest(values: Tensor, number: int) -> Tensor:
+    """Return the places of the highest values, from the highest on; the first among equals. NaN counts as 0."""
+    values = values.nan_to_num(0.0, torch.inf, -torch.inf)
+    # Which of equal values topk takes is not said, and sorting all of them takes ten times as long.
+    candidates = (values >= values.topk(number).values[-1]).nonzero()[:, 0]
+    return candidates[values[candidates].argsort(descending=True, stable=True)[:number]]
+
+
+def _known_of(parameter: nn.Parameter, optimisers: Sequence[torch.optim.Optimizer]) -> Iterator[Tensor]:
+    """Find the tensors with a number for each of the parameter's: momenta and the like, and a gradient left behind."""
+    known = [value for optimiser in optimisers for value in optimiser.state.get(parameter, {}).values()]
+    for tensor in [*known, parameter.grad]:
+        if isinstance(tensor, Tensor) and tensor.dim() and tensor.shape == parameter.shape:
+            yield tensor
