@@ -20,7 +20,8 @@ def draw(figure: Figure) -> str:
     if not ys:
         raise ValueError(f"the figure {figure.title!r} has nothing to draw")
     height = HEIGHT + LINE * len(figure.series) + 4
-    x_axis, y_axis = _Axis(xs, LEFT, WIDTH - RIGHT), _Axis(ys, HEIGHT - BOTTOM, TOP)
+    x_axis = (_LogAxis if "x" in figure.log else _Axis)(xs, LEFT, WIDTH - RIGHT)
+    y_axis = (_LogAxis if "y" in figure.log else _Axis)(ys, HEIGHT - BOTTOM, TOP)
     parts = [
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {height}" font-family="sans-serif" '
         f'font-size="12"><title>{escape(figure.title)}</title><desc>{escape(figure.caption)}</desc>',
@@ -53,16 +54,42 @@ class _Axis:
     def ticks(self) -> list[float]:
         return [self.low + number * self.step for number in range(round((self.high - self.low) / self.step) + 1)]
 
+    def step_at(self, tick: float) -> float:
+        return self.step
+
+
+class _LogAxis(_Axis):
+    """The same by logarithms: 1, 2 and 5 times the powers of ten that the values lie between."""
+
+    def __init__(self, values: list[float], start: float, end: float) -> None:
+        if min(values) <= 0:
+            raise ValueError("a logarithmic axis has no place for 0 and below")
+        first, last = (math.floor(math.log10(value)) for value in (min(values), max(values)))
+        marks = [float(f"{times}e{power}") for power in range(first, last + 2) for times in (1, 2, 5)]
+        below, above = [m for m in marks if m <= min(values)], [m for m in marks if m >= max(values)]
+        self.marks = [mark for mark in marks if below[-1] <= mark <= above[0]]
+        self.low, self.high = math.log10(below[-1]), math.log10(max(above[0], 2 * below[-1]))
+        self.start, self.end = start, end
+
+    def __call__(self, value: float) -> float:
+        return super().__call__(math.log10(value))
+
+    def ticks(self) -> list[float]:
+        return self.marks
+
+    def step_at(self, tick: float) -> float:
+        return 10.0 ** math.floor(math.log10(tick))
+
 
 def _grid(figure: Figure, x_axis: _Axis, y_axis: _Axis) -> list[str]:
     bottom, right = HEIGHT - BOTTOM, WIDTH - RIGHT
     parts = []
     for tick in x_axis.ticks():
-        x, text = x_axis(tick), _number(tick, x_axis.step, "x" in figure.percent)
+        x, text = x_axis(tick), _number(tick, x_axis.step_at(tick), "x" in figure.percent)
         parts.append(f'<path d="M{x} {TOP}V{bottom}" stroke="#ddd"/>')
         parts.append(f'<text x="{x}" y="{bottom + 18}" text-anchor="middle">{text}</text>')
     for tick in y_axis.ticks():
-        y, text = y_axis(tick), _number(tick, y_axis.step, "y" in figure.percent)
+        y, text = y_axis(tick), _number(tick, y_axis.step_at(tick), "y" in figure.percent)
         parts.append(f'<path d="M{LEFT} {y}H{right}" stroke="#ddd"/>')
         parts.append(f'<text x="{LEFT - 8}" y="{y + 4}" text-anchor="end">{text}</text>')
     middle = (TOP + bottom) / 2

@@ -1,12 +1,16 @@
-"""Writes docs/results.md from the figures under experiments/results, so that no number is copied by hand.
+"""Writes docs/results.md, and the tables of other pages, from the figures under experiments/results.
+
+No number of ours is copied by hand; those of SSVI's paper are in ssvi_tables.py. What is not measured is left out.
 
 python experiments/tables.py
 """
 
-import json
 import math
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
+
+from ssvi_tables import overlap_table, read, sparse_entries, sparse_tables
 
 HERE = Path(__file__).parent
 BEGIN, END = "<!-- measured -->", "<!-- /measured -->"
@@ -49,6 +53,17 @@ VDP_COLUMNS = {
     "infidelity": ("Infidelity", "{:.4f}"),
     "sensitivity_max": ("Sensitivity-Max", "{:.4f}"),
 }
+MANY = 5  # methods from which on a comparison has a line a method, with fewer figures
+FEW_COLUMNS = ("accuracy", "nll", "ece", "debiased_classwise_error", "kilo_trained", "file_kb", "epoch_ms")
+SUBJECTS = {
+    "cifar10_criteria": "removal criteria",
+    "cifar10_density": "densities",
+    "cifar10_init_std": "the first σ",
+    "cifar10_init_std_no_warmup": "the first σ, without a warm-up of the temperature",
+    "cifar10_ssvi": "SSVI",
+    "cifar10_ssvi_paper": "SSVI as in its paper",
+    "cifar100_ssvi": "SSVI",
+}  # of comparisons that share their network and data with others
 
 
 def table(record: dict[str, Any], title: str) -> str:
@@ -62,12 +77,18 @@ def table(record: dict[str, Any], title: str) -> str:
         f"{where}, torch {record['versions']['torch']}, {record['seeds']} seeds from {record['seed']} on, "
         f"{recipe['epochs']} epochs of batches of {recipe['batch_size']}, temperature {recipe['temperature']}, "
         f"{examples} test examples.\n",
-        f"| | {' | '.join(f'`{name}`' for name in methods)} |",
-        "|---|" + "---:|" * len(methods),
     ]
     there = next(iter(methods.values()))
     columns = {key: value for key, value in COLUMNS.items() if key in there}
     columns |= {key: (f"AUROC {key[4:]}", "{:.2%}") for key in there if key.startswith("ood:")}
+    if len(methods) >= MANY:
+        columns = {key: value for key, value in columns.items() if key in FEW_COLUMNS}
+        lines += [f"| | {' | '.join(name for name, _ in columns.values())} |", "|---|" + "---:|" * len(columns)]
+        for method, figures in methods.items():
+            cells = [cell(figures[key], form, method in winners.get(key, ())) for key, (_, form) in columns.items()]
+            lines.append(f"| `{method}` | {' | '.join(cells)} |")
+        return "\n".join(lines)
+    lines += [f"| | {' | '.join(f'`{name}`' for name in methods)} |", "|---|" + "---:|" * len(methods)]
     for key, (name, form) in columns.items():
         cells = [cell(figures[key], form, method in winners.get(key, ())) for method, figures in methods.items()]
         lines.append(f"| {name} | {' | '.join(cells)} |")
@@ -127,18 +148,34 @@ def cell(figure: dict[str, Any], form: str, best: bool) -> str:
     return f"**{text}**" if best else text
 
 
-if __name__ == "__main__":
+def fill(page: Path, parts: Iterable[str]) -> None:
+    """Put the tables of a page between its marks."""
+    before, _, rest = page.read_text().partition(BEGIN)
+    page.write_text(before + BEGIN + "\n" + "\n\n".join(parts) + "\n" + END + rest.partition(END)[2])
+
+
+def main() -> None:
+    """Write all pages."""
+    results, docs = HERE / "results", HERE.parent / "docs"
     parts = [HEAD]
-    for path in sorted((HERE / "results").glob("*.json")):
-        record = json.loads(path.read_text())
-        parts.append(table(record, f"{record['model']['name']} on {record['source']['name']}"))
-    for path in sorted((HERE / "results" / "vdp").glob("*.json")):
-        record = json.loads(path.read_text())
+    for path in sorted(results.glob("*.json")):
+        record = read(path)
+        subject = f": {SUBJECTS[path.stem]}" if path.stem in SUBJECTS else ""
+        parts.append(table(record, f"{record['model']['name']} on {record['source']['name']}{subject}"))
+    for path in sorted((results / "vdp").glob("*.json")):
+        record = read(path)
         name = f"{record['model']['name']} on {record['source']['name']}: noise, pruning and explanations"
         parts.append(vdp_table(record, name))
-    (HERE.parent / "docs" / "results.md").write_text("\n\n".join(part.strip("\n") for part in parts) + "\n")
-    page = HERE.parent / "docs" / "one_pass.md"
-    before, _, rest = page.read_text().partition(BEGIN)
-    paths = sorted((HERE / "results" / "one_pass").glob("*.json"))
-    tables = [one_pass_table(json.loads(path.read_text())) for path in paths]
-    page.write_text(before + BEGIN + "\n" + "\n\n".join(tables) + "\n" + END + rest.partition(END)[2])
+    for path in sorted((results / "ssvi").glob("overlap*.json")):
+        record = read(path)
+        name = f"{record['model']['name']} on {record['source']['name']}: what the removal criteria have in common"
+        parts.append(overlap_table(record, name))
+    (docs / "results.md").write_text("\n\n".join(part.strip("\n") for part in parts) + "\n")
+    fill(docs / "one_pass.md", (one_pass_table(read(path)) for path in sorted((results / "one_pass").glob("*.json"))))
+    figures = sorted((results / "ssvi").glob("*.svg"))
+    shown = (f"![{path.stem}](../experiments/results/ssvi/{path.name})" for path in figures)
+    fill(docs / "sparse.md", [*sparse_tables(sparse_entries(results)), *shown])
+
+
+if __name__ == "__main__":
+    main()

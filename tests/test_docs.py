@@ -65,6 +65,18 @@ def test_the_page_on_training_runs(names: dict[str, object], tmp_path: Path, mon
     assert names["training"].step == names["training"].steps == 6
 
 
+def test_the_page_on_sparse_networks_runs(
+    names: dict[str, object], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    fit, from_trained = python_blocks(ROOT / "docs" / "sparse.md")
+    exec(fit.replace("epochs=30", "epochs=1"), names)
+    assert (tmp_path / "model.safetensors").is_file()
+    exec(from_trained, names)
+    counts = [(names[name].posterior.mean() != 0).sum().item() for name in ("bnn", "sparse")]  # type: ignore[attr-defined]
+    assert counts == [round(0.05 * 112), round(0.3 * 112)]
+
+
 def test_the_page_on_metrics_runs(names: dict[str, object]) -> None:
     names["bnn"] = bnn = lb.bayesianize(names["model"], lb.MeanField())
     names["evaluate"] = evaluate

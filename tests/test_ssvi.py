@@ -5,7 +5,7 @@ import math
 import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import torch
@@ -358,7 +358,6 @@ DAMAGES: dict[str, tuple[Callable[[dict[str, Tensor]], Any], str]] = {
     "one too many": (index_to(lambda t: torch.cat([t, t[:1]])), "44 positions where 43"),
     "overlong": (index_to(lambda t: torch.cat([t[:-1], torch.tensor([0x81, 0]).byte()])), "more bytes than it needs"),
     "endless": (index_to(lambda t: torch.full((43,), 0xFF).byte()), "0 positions where 43"),
-    "of another layer": (index_to(moved_to_another_layer), "other densities"),
     "not bytes": (index_to(lambda t: torch.arange(43)), "row of bytes"),
     "gone": (lambda tensors: tensors.pop("posterior.index"), "posterior.index"),
     "too few means": (lambda tensors: tensors.update({"posterior.mu": torch.zeros(42)}), "posterior.mu"),
@@ -374,6 +373,20 @@ def test_a_damaged_index_is_told(name: str, tmp_path: Path) -> None:
     with pytest.raises(lb.FileFormatError, match=message) as caught:
         lb.load(path, mlp())
     assert "\n" not in str(caught.value)
+
+
+def test_a_file_knows_the_densities_of_its_layers_best(tmp_path: Path) -> None:
+    path = tmp_path / "model.safetensors"
+    bnn = lb.bayesianize(mlp(), lb.SSVI(0.3))
+    bnn.save(path)
+    rewritten(path, index_to(moved_to_another_layer))
+    loaded: Any = lb.load(path, mlp()).eval()
+    before, after = cast(Any, bnn.posterior).counts, loaded.posterior.counts
+    assert sum(before) == sum(after)
+    assert before != after
+    x = torch.randn(4, mlp()[0].in_features)
+    with torch.no_grad():
+        torch.testing.assert_close(loaded.predict(x, rule="mean").probs, loaded.to_deterministic()(x).softmax(-1))
 
 
 @pytest.mark.parametrize("method", [lb.SSVI(0.3, densities="erk", prior=lb.Normal("std")), lb.RigL(0.3)])

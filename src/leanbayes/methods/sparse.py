@@ -91,15 +91,21 @@ class SparseMethod(Method):
     # -- its moves ----------------------------------------------------------------------------------------------------
 
     def after_step(self, training: Training) -> None:
-        """Every `interval` steps, exchange a share r = drop/2·(1 + cos(π·step/end)) of each layer's active weights."""
-        done, end = training.step + 1, self.until * training.steps
+        """Every `interval` steps, exchange a share of each layer's active weights."""
         posterior = training.model.posterior
         assert isinstance(posterior, SparsePointPosterior)
-        if done % self.interval or done >= end or len(posterior.index) == posterior.layout.numel:
+        share = self.share(training)
+        if not share or len(posterior.index) == posterior.layout.numel:
             return
-        share = 0.5 * self.drop * (1 + math.cos(math.pi * done / end))
         scores, wishes = self.scores(training, posterior), self.wishes(training, posterior)
         replace_weights(posterior, training.optimisers, share, scores, wishes)
+
+    def share(self, training: Training) -> float:
+        """Return the share to exchange after this step, drop/2·(1 + cos(π·step/end)), or 0 where it is not time."""
+        done, end = training.step + 1, self.until * training.steps
+        if done % self.interval or done >= end:
+            return 0.0
+        return 0.5 * self.drop * (1 + math.cos(math.pi * done / end))
 
     @torch.no_grad()
     def scores(self, training: Training, posterior: Any) -> Tensor:

@@ -33,7 +33,11 @@ class SparsePointPosterior(Posterior):
         self.register_buffer("index", index.to(torch.int32 if small else torch.int64))
         self.mu = nn.Parameter(mean)
         self._known: tuple[Tensor, int, list[Pattern]] | None = None  # index, its version, and the patterns of slots
-        self.counts = torch.bincount(layout.slots_of(index), minlength=len(layout)).tolist()  # of each slot, for good
+
+    @property
+    def counts(self) -> list[int]:
+        """How many weights of each slot are active."""
+        return torch.bincount(self.layout.slots_of(self.index), minlength=len(self.layout)).tolist()
 
     def entries(self) -> list[nn.Parameter]:
         """Return the parameters with one number an active weight."""
@@ -67,7 +71,9 @@ class SparsePointPosterior(Posterior):
         """One value per slot; on a CPU without gradients, those of sparse layers are sparse."""
         if active.requires_grad or active.is_cuda or torch.compiler.is_compiling():
             return self.layout.split(self.spread(active))
-        weights = [SparseWeight(*both) for both in zip(self._patterns(), active.split(self.counts), strict=True)]
+        patterns = self._patterns()
+        parts = active.split([len(pattern.positions) for pattern in patterns])
+        weights = [SparseWeight(*both) for both in zip(patterns, parts, strict=True)]
         return [weight if weight.pattern.suits else weight.loc for weight in weights]
 
     def _patterns(self) -> list[Pattern]:
@@ -88,12 +94,10 @@ class SparsePointPosterior(Posterior):
         return {**tensors, "index": positions.encode(tensors["index"])}
 
     def from_file(self, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
-        """Read the positions, which must be as many of each layer as this posterior has."""
+        """Read the positions, which must be as many as this posterior has."""
         if "index" not in tensors:
             return tensors
         index = positions.decode(tensors["index"], len(self.index), self.layout.numel)
-        if torch.bincount(self.layout.slots_of(index), minlength=len(self.layout)).tolist() != self.counts:
-            raise ValueError("its layers have other densities than its settings give")
         return {**tensors, "index": index.to(self.index.dtype)}
 
 

@@ -45,12 +45,13 @@ def _shares(sizes: Sequence[int], ratios: Sequence[float], total: int) -> list[f
     low, high = 0.0, 1 / min(ratios)
     for _ in range(100):
         middle = (low + high) / 2
-        low, high = (middle, high) if sum(shares(middle)) < total else (low, middle)
+        low, high = (middle, high) if math.fsum(shares(middle)) < total else (low, middle)
     return shares(high)
 
 
 def _whole(shares: Sequence[float], total: int) -> list[int]:
     """Round to whole numbers with the same sum: the largest remainders go up, the first among equals."""
+    shares = [round(share, 3) for share in shares]  # layers of one shape are equals, whatever the last bits say
     counts = [math.floor(share) for share in shares]
     order = sorted(range(len(shares)), key=lambda number: (counts[number] - shares[number], number))
     for number in order[: total - sum(counts)]:

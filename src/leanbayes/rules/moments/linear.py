@@ -199,7 +199,9 @@ class _Layer:
         flat = bool(self.window) and not self.within.maps
         common: Tensor | None = None
         averages, exact, patterns = [], [], []
+        # Means along positions are added, not means of sums taken: the parts may be means already.
         seconds, firsts = mean.square(), mean.mean(positions, keepdim=True).square()
+        second = seconds.mean(positions, keepdim=True)
         if isinstance(x, Moments):
             variance = shrunk(x.variance)
             average = variance.mean(positions, keepdim=True)
@@ -219,10 +221,10 @@ class _Layer:
                 averages.append(self._compact(alone, self._collapse(squares, shares)))
                 if not flat:
                     patterns.append(x.variance * self._mass(squares))
-            seconds = seconds + variance
+            seconds, second = seconds + variance, second + average
         if self.w_variance is not None:
             collapsed = self._collapse(self.w_variance, shares)
-            both = torch.stack([seconds.mean(positions, keepdim=True), firsts])
+            both = torch.stack([second, firsts])
             total, surely = self._compact(both, collapsed).unbind(0)
             if few:
                 exact.append(self._product(seconds, self.w_variance))

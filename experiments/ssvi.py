@@ -1,0 +1,332 @@
+"""The experiments of the paper on SSVI: over densities and first spreads, on its criteria, and with few draws or many.
+
+python experiments/ssvi.py sweep COMPARE.json ... --along density --out FOLDER
+python experiments/ssvi.py overlap --data cifar10 --out experiments/results/ssvi/overlap.json --figures FOLDER
+python experiments/ssvi.py draws RUNS ... --samples 5 30 --ood svhn --out experiments/results/ssvi/draws.json
+
+`sweep` draws accuracy, likelihood and calibration over a setting, from what `leanbayes compare` has written. `overlap`
+trains, and finds at every exchange which weights each removal criterion would remove. `draws` scores trained runs.
+"""
+
+import argparse
+import itertools
+import json
+import shlex
+import statistics
+import sys
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, ClassVar, get_args
+
+import torch
+from drawing import draw
+from torch import Tensor
+from vdp import folders, plain
+
+import leanbayes as lb
+from leanbayes import config
+from leanbayes.cli.looking import ood_sets
+from leanbayes.cli.options import Task
+from leanbayes.cli.presets import preset
+from leanbayes.cli.runs import open_run, prepare
+from leanbayes.errors import LeanBayesError
+from leanbayes.evaluation import Look, assess
+from leanbayes.figures import Figure, Series
+from leanbayes.method import Training
+from leanbayes.methods import describe_method
+from leanbayes.methods.ssvi import Removal
+from leanbayes.posteriors import SubspacePosterior
+from leanbayes.report import AssessedRun
+from leanbayes.sparsity.replacement import highest
+from leanbayes.training import Recipe, fit
+from leanbayes.training.record import machine, versions, write_json
+
+ALONG = {"density": "density", "init_std": "first σ"}
+SCORES = {"accuracy": "Accuracy", "nll": "NLL", "ece": "ECE"}
+CRITERIA: tuple[Any, ...] = get_args(Removal)
+FIRST_FIVE = CRITERIA[:5]  # those that the paper compares
+DRAWN = ("accuracy", "nll", "ece", "debiased_classwise_error")
+ALL_OF_SVHN = 26_032  # AUPR follows the proportion of the two kinds
+
+
+def options() -> argparse.Namespace:
+    """Read the command line."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "", allow_abbrev=False)
+    commands = parser.add_subparsers(dest="command", required=True)
+
+    one = commands.add_parser("sweep", help="draw scores over a setting", allow_abbrev=False)
+    one.add_argument("comparisons", type=Path, nargs="+", metavar="COMPARE.json", help="what leanbayes compare wrote")
+    one.add_argument("--along", choices=ALONG, required=True, help="the setting")
+    one.add_argument("--out", type=Path, required=True, help="folder to draw the figures into, as SVG files")
+
+    one = commands.add_parser("overlap", help="compare the removal criteria over a training", allow_abbrev=False)
+    one.add_argument("--data", default="digits", help="name of a data set")
+    one.add_argument("--model", help="name of a network (default: what suits the data)")
+    one.add_argument("--epochs", type=int, default=20)
+    one.add_argument("--density", type=float, default=0.05)
+    one.add_argument("--interval", type=int, default=100, help="steps from one exchange to the next")
+    one.add_argument("--temperature", type=float, default=0.02)
+    one.add_argument("--precision", choices=("fp32", "bf16"), default="fp32")
+    one.add_argument("--figures", type=Path, help="folder to draw the figure into, as an SVG file")
+
+    other = commands.add_parser("draws", help="score runs with several numbers of draws", allow_abbrev=False)
+    other.add_argument("runs", type=Path, nargs="+", help="folders of runs, or that leanbayes compare wrote")
+    other.add_argument("--samples", type=int, nargs="+", default=[5, 30], help="draws of a prediction")
+    other.add_argument("--ood", nargs="*", default=[], help="data sets of another kind, such as svhn")
+    other.add_argument("--ood-examples", type=int, default=ALL_OF_SVHN, help="of each of them, at most")
+
+    for parts in (one, other):
+        parts.add_argument("--out", type=Path, help="JSON file to write")
+        parts.add_argument("--root", type=Path, help="folder that holds the data sets")
+        parts.add_argument("--device", choices=("cpu", "cuda"), help="default: the GPU, if there is one")
+        parts.add_argument("--seed", type=int, default=0)
+    return parser.parse_args()
+
+
+# -- over a setting ---------------------------------------------------------------------------------------------------
+
+Points = dict[float, list[Mapping[str, float]]]
+
+
+def sweep(args: argparse.Namespace) -> None:
+    """Draw a figure of each score."""
+    lines = lines_of([read_comparison(path) for path in args.comparisons], args.along)
+    save([swept(lines, args.along, score) for score in SCORES], args.out)
+
+
+def read_comparison(path: Path) -> dict[str, Any]:
+    """Read what `leanbayes compare` has written."""
+    try:
+        found = json.loads(path.read_text())
+        if found["recipe"] and all(run["method"]["type"] and run["scores"] for run in found["results"]):
+            return found
+    except (OSError, ValueError, LookupError, TypeError):
+        pass
+    raise LeanBayesError(f"{path} cannot be read: give a compare.json that leanbayes compare has written.")
+
+
+def lines_of(records: Sequence[dict[str, Any]], along: str) -> dict[str, Points]:
+    """Sort the runs of comparisons into lines: a method, with what else of it or of the recipes is not alike."""
+    found = [(record["recipe"], run) for record in records for run in record["results"] if along in run["method"]]
+    if not found:
+        raise LeanBayesError(f"No method of these comparisons has the setting {along}: give others.")
+    recipe_settings = varying([recipe for recipe, _ in found])
+    lines: dict[str, Points] = {}
+    for recipe, run in found:
+        method = run["method"]
+        settings = varying([other["method"] for _, other in found if other["method"]["type"] == method["type"]])
+        apart = {key: method[key] for key in settings if key != along}
+        apart |= {key: recipe[key] for key in recipe_settings if key != "seed"}
+        name = ", ".join([method["type"], *(f"{key}={value}" for key, value in apart.items())])
+        lines.setdefault(name, {}).setdefault(method[along], []).append(run["scores"])
+    return lines
+
+
+def varying(settings: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Return the settings that are not the same everywhere."""
+    return [key for key in settings[0] if any(one[key] != settings[0][key] for one in settings)]
+
+
+def swept(lines: Mapping[str, Points], along: str, score: str) -> Figure:
+    """Make the figure of one score: the mean over the seeds, with a band from the least to the most."""
+    series = []
+    for name, points in lines.items():
+        x = tuple(sorted(points))
+        values = [[scores[score] for scores in points[place]] for place in x]
+        band = (tuple(map(min, values)), tuple(map(max, values))) if max(map(len, values)) > 1 else ((), ())
+        series.append(Series(name, x, tuple(map(statistics.fmean, values)), *band))
+    return Figure(
+        key=f"{along}-{score}",
+        title=f"{SCORES[score]} over the {ALONG[along]}",
+        kind="lines",
+        x=ALONG[along],
+        y=SCORES[score],
+        caption="On the test data; the mean over the seeds, from the least to the most.",
+        series=tuple(series),
+        log="x",
+        percent=("x" if along == "density" else "") + ("y" if score == "accuracy" else ""),
+    )
+
+
+# -- what the criteria have in common ---------------------------------------------------------------------------------
+
+
+@config.configurable
+@dataclass(frozen=True)
+class RecordedSSVI(lb.SSVI):
+    """SSVI that notes at every exchange what each removal criterion would remove."""
+
+    exchanges: ClassVar[list[dict[str, Any]]] = []  # a method has no state: what is found lies with the class
+
+    @torch.no_grad()
+    def scores(self, training: Training, posterior: SubspacePosterior) -> Tensor:
+        """Return the scores of the criterion that is trained with."""
+        found = {name: lb.SSVI.scores(replace(self, removal=name), training, posterior) for name in CRITERIA}
+        share = self.share(training)
+        sets = {name: removed(posterior, share, scores) for name, scores in found.items()}
+        number = int(sets[self.removal].sum())
+        if number:
+            iou = [[overlap_of(a, b) for b in sets.values()] for a in sets.values()]
+            self.exchanges.append({"step": training.step + 1, "share": share, "removed": number, "iou": iou})
+        return found[self.removal]
+
+
+def removed(posterior: SubspacePosterior, share: float, scores: Tensor) -> Tensor:
+    """Tell of each active weight whether an exchange by these scores would remove it."""
+    gone, first = torch.zeros_like(scores, dtype=torch.bool), 0
+    for size, count in zip(posterior.layout.sizes, posterior.counts, strict=True):
+        number = min(int(share * count), size - count)
+        if number > 0:
+            gone[first + highest(-scores[first : first + count], number)] = True
+        first += count
+    return gone
+
+
+def overlap_of(a: Tensor, b: Tensor) -> float:
+    """Intersection over union of two sets."""
+    return (a & b).sum().item() / (a | b).sum().item()
+
+
+def overlap(args: argparse.Namespace) -> None:
+    """Train, write the overlap of all pairs of criteria at every exchange, and draw that with the one in use."""
+    suited = preset(args.data, None if args.root is None else str(args.root))
+    args.model = args.model or suited["model"]
+    prepared = prepare(Task(data=args.data, model=args.model, root=args.root), args.seed)
+    recipe = {key: value for key, value in suited.items() if key != "model"}
+    recipe |= {name: getattr(args, name) for name in ("epochs", "temperature", "precision", "seed", "device")}
+    recipe["evaluate_every"] = 0
+    RecordedSSVI.exchanges.clear()
+    settings: dict[str, Any] = {"density": args.density, "interval": args.interval}
+    fit(prepared.network, RecordedSSVI(**settings), prepared.data, **recipe)
+    if not RecordedSSVI.exchanges:
+        raise LeanBayesError(f"Nothing was exchanged in {args.epochs} epochs: raise --epochs, or lower --interval.")
+    figure = overlap_figure(RecordedSSVI.exchanges)
+    if args.out is not None:
+        flags = ("data", "model", "epochs", "density", "interval", "temperature", "precision", "seed")
+        notes = prepared.notes
+        found = {
+            "command": command("overlap", args, flags),
+            "seed": args.seed,
+            "source": {**notes["source"], "name": Path(notes["source"]["name"]).name},
+            "model": notes["model"],
+            "method": config.encode(lb.SSVI(**settings)),
+            "recipe": config.encode(Recipe().changed(recipe)),
+            "versions": versions(),
+            "machine": machine(),
+            "criteria": CRITERIA,
+            "exchanges": RecordedSSVI.exchanges,
+            "figures": [figure.to_json()],
+        }
+        write_json(args.out, found)
+    if args.figures is not None:
+        save([figure], args.figures)
+    print("\n".join(f"{one.name}: {one.y[0]:.3f} at first, {one.y[-1]:.3f} at last" for one in figure.series))
+
+
+def overlap_figure(exchanges: Sequence[Mapping[str, Any]], default: str = lb.SSVI.removal) -> Figure:
+    """Draw the overlap of each criterion with the default one, and the mean over the pairs that the paper has."""
+    steps, place = tuple(one["step"] for one in exchanges), CRITERIA.index(default)
+    pairs = list(itertools.combinations(range(len(FIRST_FIVE)), 2))
+    lines = {
+        name: [one["iou"][place][number] for one in exchanges]
+        for number, name in enumerate(CRITERIA)
+        if name != default
+    }
+    lines["mean of the pairs of the first five"] = [
+        statistics.fmean(one["iou"][a][b] for a, b in pairs) for one in exchanges
+    ]
+    return Figure(
+        key="overlap",
+        title="What the removal criteria have in common",
+        kind="lines",
+        x="optimiser step",
+        y=f"IoU with {default}",
+        caption="Intersection over union of the weights that two criteria would remove, at every exchange.",
+        series=tuple(Series(name, steps, tuple(values)) for name, values in lines.items()),
+    )
+
+
+# -- few draws and many -----------------------------------------------------------------------------------------------
+
+
+def draws(args: argparse.Namespace) -> None:
+    """Score runs with each number of draws, on the test data and against data of another kind."""
+    results = []
+    for place in itertools.chain.from_iterable(folders(given) for given in args.runs):
+        run = open_run(place, args.device)
+        if not run.model.current_rule.random or run.model.members is not None or not run.model.layout.numel:
+            raise LeanBayesError(f"The run in {place} predicts without draws of weights: leave it out.")
+        data, settings = run.data(args.root), run.record["config"]
+        for samples in args.samples:
+            look = Look(samples, shifts=(), ood_examples=args.ood_examples, pruning=False, seed=args.seed)
+            sets, _ = ood_sets(args.ood, data, args.root, look, run.model.device)
+            name, seed = describe_method(run.model.method), settings["recipe"]["seed"]
+            found = AssessedRun(name, seed, run.record, assess(run.model, data, look, ood=sets))
+            results.append(
+                {
+                    "name": name,
+                    "seed": seed,
+                    "samples": samples,
+                    "source": {**settings["source"], "name": Path(settings["source"]["name"]).name},
+                    **{key: settings[key] for key in ("model", "method", "recipe")},
+                    "figures": found.figures(),
+                    "ood": {
+                        key: {n: one[n] for n in ("examples", "by")} for key, one in found.assessment["ood"].items()
+                    },
+                }
+            )
+            print(line(results[-1]), flush=True)
+    if args.out is not None:
+        words = [place.resolve().name for place in args.runs]
+        found = {
+            "command": command("draws", args, ("samples", "ood", "ood_examples", "seed"), words),
+            "seed": args.seed,
+            "versions": versions(),
+            "machine": machine(),
+            "results": results,
+        }
+        write_json(args.out, plain(found))
+
+
+def line(result: Mapping[str, Any]) -> str:
+    """Write one run's scores in a line."""
+    figures = result["figures"]
+    parts = [f"{key} {figures[key]:.4f}" for key in DRAWN]
+    for name, one in result["ood"].items():
+        by = one["by"]["entropy"]
+        parts.append(f"{name} AUROC {by['auroc']:.4f} AUPR {by['aupr_out']:.4f}")
+    return f"{result['name']}, seed {result['seed']}, {result['samples']} draws: {', '.join(parts)}"
+
+
+# -- small things -----------------------------------------------------------------------------------------------------
+
+
+def command(name: str, args: argparse.Namespace, flags: Iterable[str], words: Sequence[str] = ()) -> str:
+    """Return the command of this process, without the folders of its machine."""
+    given: list[str] = []
+    for flag in flags:
+        value = getattr(args, flag)
+        values = value if isinstance(value, list) else [Path(value).name if flag == "data" else value]
+        given += [f"--{flag.replace('_', '-')}", *map(str, values)] if values else []
+    return shlex.join(["python", "experiments/ssvi.py", name, *words, *given])
+
+
+def save(figures: Iterable[Figure], folder: Path) -> None:
+    """Write figures as SVG files."""
+    folder.mkdir(parents=True, exist_ok=True)
+    for figure in figures:
+        (folder / f"{figure.key}.svg").write_text(draw(figure), encoding="utf-8")
+
+
+def main() -> None:
+    """Do what the command line asks."""
+    args = options()
+    {"sweep": sweep, "overlap": overlap, "draws": draws}[args.command](args)
+
+
+if __name__ == "__main__":
+    try:
+        main()
+    except LeanBayesError as error:
+        sys.exit(str(error))
