@@ -25,11 +25,12 @@ from torch import Tensor
 import leanbayes as lb
 from leanbayes.layout import Slot
 from leanbayes.models import build
+from leanbayes.sparsity.blocks import Blocks
 from leanbayes.sparsity.weights import Pattern, SparseWeight
 
 # (outputs, inputs, taps, pixels): linear layers have no pixels.
 LAYERS = (
-    (300, 784, 1, 0),
+    (304, 784, 1, 0),
     (1024, 1024, 1, 0),
     (3072, 768, 1, 0),
     (4096, 4096, 1, 0),
@@ -42,9 +43,10 @@ LAYERS = (
 NETWORKS = {"lenet-300-100": (1, 28, 28), "vit-tiny": (3, 32, 32), "resnet-18": (3, 32, 32)}
 DENSITIES = (0.1, 0.05, 0.02)
 BATCHES = (1, 16, 128)
+BLOCKS = (1, 16)  # square ones, of linear layers
 DRAWS = 5
-LAYER_HEAD = """| layer | density | batch | dense ms | sparse ms | picked ms | dense / picked |
-|---|---|---|---|---|---|---|"""
+LAYER_HEAD = """| layer | blocks | density | batch | dense ms | sparse ms | picked ms | dense / picked |
+|---|---|---|---|---|---|---|---|"""
 NETWORK_HEAD = f"""| network, {DRAWS} draws | density | batch | dense ms | picked ms | dense / picked |
 |---|---|---|---|---|---|"""
 
@@ -61,12 +63,15 @@ def timed(ways: dict[str, Callable[[], Any]], rounds: int) -> dict[str, float]:
     return {name: statistics.median(values) for name, values in times.items()}
 
 
-def layer(outputs: int, inputs: int, taps: int, pixels: int, density: float, batch: int, rounds: int) -> dict[str, Any]:
-    """Time one layer."""
+def layer(
+    outputs: int, inputs: int, taps: int, pixels: int, block: int, density: float, batch: int, rounds: int
+) -> dict[str, Any]:
+    """Time one layer, whose weights are active one by one or in square blocks."""
     shape = (outputs, inputs, taps, taps) if pixels else (outputs, inputs)
     slot = Slot(("weight",), shape, tuple(range(len(shape))), torch.float32, 1)
-    positions = torch.randperm(slot.numel)[: round(density * slot.numel)].sort().values
-    weight = SparseWeight(Pattern(positions, slot), torch.randn(len(positions)))
+    blocks = Blocks(slot, (block, block))
+    positions = blocks.positions(torch.randperm(blocks.count)[: round(density * blocks.count)]).sort().values
+    weight = SparseWeight(Pattern(positions, slot, blocks.shape), torch.randn(len(positions)))
     x = torch.randn(batch, inputs, pixels, pixels) if pixels else torch.randn(batch, inputs)
 
     def call(weight: Any) -> Tensor:
@@ -79,6 +84,7 @@ def layer(outputs: int, inputs: int, taps: int, pixels: int, density: float, bat
     times = timed({"dense": lambda: call(weight.loc), "sparse": sparse, "picked": lambda: call(weight)}, rounds)
     return {
         "layer": "x".join(map(str, shape)) + (f" on {pixels}x{pixels}" if pixels else ""),
+        "block": block,
         "density": density,
         "batch": batch,
         **{f"{name}_ms": value for name, value in times.items()},
@@ -102,10 +108,9 @@ def network(name: str, density: float, batch: int, rounds: int) -> dict[str, Any
 
 def layer_row(row: dict[str, Any]) -> str:
     """Lay out one layer's figures."""
-    return (
-        f"| {row['layer']} | {row['density']} | {row['batch']} | {row['dense_ms']:.3f} | {row['sparse_ms']:.3f} "
-        f"| {row['picked_ms']:.3f} | {row['dense_ms'] / row['picked_ms']:.2f} |"
-    )
+    kind = f"| {row['layer']} | {row['block']}x{row['block']} | {row['density']} | {row['batch']} "
+    times = " | ".join(f"{row[f'{way}_ms']:.3f}" for way in ("dense", "sparse", "picked"))
+    return f"{kind}| {times} | {row['dense_ms'] / row['picked_ms']:.2f} |"
 
 
 def network_row(row: dict[str, Any]) -> str:
@@ -131,9 +136,10 @@ def main() -> None:
         for one in LAYERS:
             for density in DENSITIES:
                 for batch in BATCHES:
-                    row = layer(*one, density, batch, args.repeats)
-                    layers.append(row)
-                    print(layer_row(row), flush=True)
+                    for block in BLOCKS if one[-1] == 0 else BLOCKS[:1]:
+                        row = layer(*one, block, density, batch, args.repeats)
+                        layers.append(row)
+                        print(layer_row(row), flush=True)
         print(f"\n{NETWORK_HEAD}")
         for name in NETWORKS:
             for batch in BATCHES[:2]:

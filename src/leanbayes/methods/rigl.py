@@ -8,6 +8,7 @@ from leanbayes.config import configurable
 from leanbayes.layout import Layout
 from leanbayes.methods.sparse import SparseMethod
 from leanbayes.posteriors import SparsePointPosterior
+from leanbayes.sparsity.blocks import block_shape
 
 
 @configurable
@@ -21,4 +22,4 @@ class RigL(SparseMethod):
     def posterior(self, layout: Layout, mean: Tensor, variance: Tensor | None) -> SparsePointPosterior:
         """Choose the first subspace, and put the points on the weights there."""
         index, start = self.first_subspace(layout, mean, variance, lambda mu, sigma: mu.abs())
-        return SparsePointPosterior(layout, index, start[index])
+        return SparsePointPosterior(layout, index, start[index], block_shape(self.pattern))

@@ -14,6 +14,7 @@ from leanbayes.layout import Layout
 from leanbayes.method import Method, Training
 from leanbayes.noise import mix
 from leanbayes.posteriors import SparsePointPosterior
+from leanbayes.sparsity.blocks import Blocks, block_shape
 from leanbayes.sparsity.densities import Densities, active_counts
 from leanbayes.sparsity.replacement import replace_weights
 
@@ -32,6 +33,8 @@ class SparseMethod(Method):
         until: share of the training after which nothing is exchanged.
         subspace: the first active weights: random ones of a fresh network, divided by the root of their layer's density
             to keep the size of its activations; or the largest ones (magnitude) of a trained network, as they are.
+        pattern: weight, or blocks such as 16x16 (outputs x inputs) that are active or zero together, as block-sparse
+            kernels want them; layers that such blocks do not divide are free. Counts are rounded to whole blocks.
         seed: number that random ones follow from, together with the weights of the network.
     """
 
@@ -41,6 +44,7 @@ class SparseMethod(Method):
     interval: int = 100
     until: float = 0.75
     subspace: FirstSubspace = "random"
+    pattern: str = "weight"
     seed: int = 0
 
     def __post_init__(self) -> None:
@@ -53,6 +57,7 @@ class SparseMethod(Method):
         if self.interval < 1:
             raise LeanBayesError(f"interval={self.interval} must be at least 1.")
         self._check_choices(densities=Densities, subspace=FirstSubspace)
+        block_shape(self.pattern)
 
     def _check_choices(self, **kinds: Any) -> None:
         for setting, kind in kinds.items():
@@ -73,19 +78,21 @@ class SparseMethod(Method):
         generator = torch.Generator().manual_seed(seed)  # on the CPU, so that every device has the same
         chosen, scaled, start = [], mean.clone(), 0
         counts = active_counts(layout, self.density, self.densities)
-        for size, count in zip(layout.sizes, counts, strict=True):
-            part = slice(start, start + size)
+        for slot, wanted in zip(layout, counts, strict=True):
+            part, blocks = slice(start, start + slot.numel), Blocks(slot, block_shape(self.pattern))
+            count = max(1, round(wanted / blocks.size))
             earlier = None if variance is None or variance[part].isnan().any() else variance[part]
             if earlier is None and self.subspace == "random":
-                best = torch.randperm(size, generator=generator, device="cpu")[:count].to(mean.device)
-                scaled[part] /= math.sqrt(count / size)
+                best = torch.randperm(blocks.count, generator=generator, device="cpu")[:count].to(mean.device)
+                scaled[part] /= math.sqrt(count / blocks.count)
             else:
                 scores = mean[part].abs() if earlier is None else importance(mean[part], earlier.sqrt())
                 if earlier is not None:  # what is surely zero was not active
-                    scores = scores.masked_fill((mean[part] == 0) & (earlier == 0), -torch.inf)
-                best = scores.argsort(descending=True, stable=True)[:count]
-            chosen.append(best.sort().values + start)
-            start += size
+                    least = -torch.inf if blocks.size == 1 else float(scores.min())
+                    scores = scores.masked_fill((mean[part] == 0) & (earlier == 0), least)
+                best = blocks.sums(scores).argsort(descending=True, stable=True)[:count]
+            chosen.append(blocks.positions(best).sort().values + start)
+            start += slot.numel
         return torch.cat(chosen), scaled
 
     # -- its moves ----------------------------------------------------------------------------------------------------
@@ -98,7 +105,7 @@ class SparseMethod(Method):
         if not share or len(posterior.index) == posterior.layout.numel:
             return
         scores, wishes = self.scores(training, posterior), self.wishes(training, posterior)
-        replace_weights(posterior, training.optimisers, share, scores, wishes)
+        replace_weights(posterior, training.optimisers, share, scores, wishes, block_shape(self.pattern))
 
     def share(self, training: Training) -> float:
         """Return the share to exchange after this step, drop/2·(1 + cos(π·step/end)), or 0 where it is not time."""

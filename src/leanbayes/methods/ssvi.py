@@ -19,6 +19,7 @@ from leanbayes.methods.sparse import SparseMethod
 from leanbayes.noise import make_key, mix
 from leanbayes.posteriors import SubspacePosterior
 from leanbayes.priors import Normal, Prior
+from leanbayes.sparsity.blocks import block_shape
 from leanbayes.sparsity.criteria import REMOVAL
 
 Removal = Literal["mean", "snr", "absolute_mean", "absolute_snr", "exponential_mean", "exponential_snr", "sensitivity"]
@@ -79,7 +80,8 @@ class SSVI(SparseMethod):
         if variance is not None:
             known = variance[index]
             std = torch.where(known > 0, known.sqrt(), std)  # a weight that was a point, or unknown, has none
-        return SubspacePosterior(layout, index, start[index], std, self.prior.bind(layout, start))
+        prior = self.prior.bind(layout, start)
+        return SubspacePosterior(layout, index, start[index], std, prior, block_shape(self.pattern))
 
     def _importance(self, mu: Tensor, sigma: Tensor) -> Tensor:
         criterion = REMOVAL["snr" if self.removal == "sensitivity" else self.removal]

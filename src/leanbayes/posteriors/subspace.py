@@ -26,9 +26,10 @@ class SparsePointPosterior(Posterior):
 
     index: Tensor
 
-    def __init__(self, layout: Layout, index: Tensor, mean: Tensor) -> None:
-        """Take the active positions in increasing order, and the weights there."""
+    def __init__(self, layout: Layout, index: Tensor, mean: Tensor, block: tuple[int, int] = (1, 1)) -> None:
+        """Take the active positions in increasing order, the weights there, and the blocks that they come in."""
         super().__init__(layout)
+        self.block = block
         small = layout.numel <= torch.iinfo(torch.int32).max
         self.register_buffer("index", index.to(torch.int32 if small else torch.int64))
         self.mu = nn.Parameter(mean)
@@ -82,7 +83,7 @@ class SparsePointPosterior(Posterior):
         if self._known is None or self._known[0] is not index or self._known[1] != version:
             starts = itertools.accumulate(self.layout.sizes, initial=0)
             parts = zip(self.layout, index.split(self.counts), starts, strict=False)
-            self._known = (index, version, [Pattern(part - start, slot) for slot, part, start in parts])
+            self._known = (index, version, [Pattern(part - start, slot, self.block) for slot, part, start in parts])
         return self._known[2]
 
     def kl(self, key: Tensor) -> Tensor:
@@ -104,9 +105,17 @@ class SparsePointPosterior(Posterior):
 class SubspacePosterior(SparsePointPosterior):
     """Mean-field within a subspace: w_i ~ N(μ_i, softplus(ρ_i)²) at active positions; the KL is that of these."""
 
-    def __init__(self, layout: Layout, index: Tensor, mean: Tensor, std: Tensor, prior: BoundPrior) -> None:
-        """Take the active positions in increasing order, and mean and std of the weights there."""
-        super().__init__(layout, index, mean)
+    def __init__(
+        self,
+        layout: Layout,
+        index: Tensor,
+        mean: Tensor,
+        std: Tensor,
+        prior: BoundPrior,
+        block: tuple[int, int] = (1, 1),
+    ) -> None:
+        """Take the active positions in increasing order, mean and std of the weights there, and their blocks."""
+        super().__init__(layout, index, mean, block)
         self.rho = nn.Parameter(gaussian.inverse_softplus(std))
         self.prior = prior
 

@@ -7,6 +7,7 @@ from torch import Tensor, nn
 
 from leanbayes.gaussian import inverse_softplus
 from leanbayes.posteriors import SparsePointPosterior, SubspacePosterior
+from leanbayes.sparsity.blocks import Blocks
 
 
 @torch.no_grad()
@@ -16,8 +17,9 @@ def replace_weights(
     share: float,
     scores: Tensor,
     wishes: Tensor,
+    block: tuple[int, int] = (1, 1),
 ) -> None:
-    """Drop ⌊share·k⌋ of the k active weights of each layer, and add as many that were inactive.
+    """Drop ⌊share·k⌋ of the k active weights of each layer, or blocks of them, and add as many that were inactive.
 
     scores: one an active weight; the lowest go. wishes: one a weight of the flat vector; the inactive ones with the
     highest come. Among equals the first in the layout is taken. Never are more dropped than there are inactive ones.
@@ -26,19 +28,19 @@ def replace_weights(
     fresh = posterior.index.clone()
     rho = posterior.rho if isinstance(posterior, SubspacePosterior) else None
     places, start, first = [], 0, 0
-    for size, count in zip(posterior.layout.sizes, posterior.counts, strict=True):
-        number = min(int(share * count), size - count)
-        if number > 0:
-            active = posterior.index[first : first + count].long() - start
-            dropped = highest(-scores[first : first + count], number)
-            inactive = wishes[start : start + size].index_fill(0, active, -torch.inf)
-            fresh[first + dropped] = (start + highest(inactive, number)).to(fresh.dtype)
+    for slot, count in zip(posterior.layout, posterior.counts, strict=True):
+        own, here = slice(first, first + count), slice(start, start + slot.numel)
+        dropped, added = _exchange(
+            Blocks(slot, block), share, posterior.index[own].long() - start, scores[own], wishes[here]
+        )
+        if len(dropped):
+            fresh[first + dropped] = (start + added).to(fresh.dtype)
             if rho is not None:
                 stay = torch.ones(count, dtype=torch.bool, device=rho.device).index_fill_(0, dropped, False)
-                sigma = nn.functional.softplus(rho[first : first + count])
-                rho[first + dropped] = inverse_softplus((sigma * stay).sum() / (count - number))
+                sigma = nn.functional.softplus(rho[own])
+                rho[first + dropped] = inverse_softplus((sigma * stay).sum() / (count - len(dropped)))
             places.append(first + dropped)
-        start, first = start + size, first + count
+        start, first = start + slot.numel, first + count
     if not places:
         return
     replaced, order = torch.cat(places), fresh.argsort()  # layers lie in order, so this sorts inside each
@@ -49,6 +51,22 @@ def replace_weights(
         for tensor in _known_of(parameter, optimisers):
             tensor[replaced] = 0.0
             tensor.copy_(tensor[order])
+
+
+def _exchange(blocks: Blocks, share: float, active: Tensor, scores: Tensor, wishes: Tensor) -> tuple[Tensor, Tensor]:
+    """Choose in one layer: the places of what goes among its active weights, and the positions of what comes."""
+    count = len(active) // blocks.size
+    number = min(int(share * count), blocks.count - count)
+    if number <= 0:
+        return active[:0], active[:0]
+    if blocks.size == 1:  # the same as below, without a number for each weight
+        return highest(-scores, number), highest(wishes.index_fill(0, active, -torch.inf), number)
+    none = torch.zeros_like(wishes)
+    held = blocks.sums(none.index_fill(0, active, 1.0)) > 0
+    by_block = blocks.sums(none.index_copy(0, active, scores.to(none.dtype)))
+    gone = torch.zeros_like(held).index_fill_(0, highest(-by_block.masked_fill(~held, torch.inf), number), True)
+    come = highest(blocks.sums(wishes).masked_fill(held, -torch.inf), number)
+    return gone[blocks.of(active)].nonzero()[:, 0], blocks.positions(come)
 
 
 def highest(values: Tensor, number: int) -> Tensor:

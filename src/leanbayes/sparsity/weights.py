@@ -16,6 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from leanbayes.layout import Slot
+from leanbayes.sparsity.blocks import Blocks
 from leanbayes.tensor_like import TensorLike
 
 DENSEST = 0.1  # above this density sparse kernels never pay
@@ -24,20 +25,21 @@ ROUNDS = 3  # of each way, when they are compared
 
 
 class Rows(NamedTuple):
-    """A pattern as a matrix (outputs, inputs) in compressed rows."""
+    """A pattern as a matrix (outputs, inputs) in compressed rows, of single weights or of blocks."""
 
     starts: Tensor
     columns: Tensor
     width: int
     order: Tensor  # from that of memory to that of rows
+    block: tuple[int, int]
 
 
 class Pattern:
     """Where one parameter is not zero."""
 
-    def __init__(self, positions: Tensor, slot: Slot) -> None:
-        """Take positions in the memory of the slot, which may order its dimensions differently."""
-        self.positions, self.slot = positions.long(), slot
+    def __init__(self, positions: Tensor, slot: Slot, block: tuple[int, int] = (1, 1)) -> None:
+        """Take positions in the memory of the slot, which may order its dimensions differently, in whole blocks."""
+        self.positions, self.slot, self.block = positions.long(), slot, Blocks(slot, block).shape
         self.chosen: dict[Any, bool] = {}  # by the kind of call, whether the sparse way was faster
 
     @property
@@ -56,17 +58,26 @@ class Pattern:
         for size, along in zip(slot.shape[1:], rest, strict=True):
             column = column * size + along
         width = math.prod(slot.shape[1:])
-        order = torch.argsort(row * width + column)
-        starts = F.pad(torch.bincount(row, minlength=slot.shape[0]).cumsum(0), (1, 0))
-        return Rows(starts.to(torch.int32), column[order].to(torch.int32), width, order)
+        # The kernels take square blocks; and windows take the inputs of a block apart.
+        whole = width == slot.shape[1] and self.block[0] == self.block[1]
+        high, wide = self.block if whole else (1, 1)
+        across = width // wide
+        place = (row // high * across + column // wide) * high * wide + row % high * wide + column % wide
+        order = torch.argsort(place)
+        first = order[:: high * wide]  # of each block
+        starts = F.pad(torch.bincount(row[first] // high, minlength=slot.shape[0] // high).cumsum(0), (1, 0))
+        columns = column[first] // wide
+        return Rows(starts.to(torch.int32), columns.to(torch.int32), width, order, (high, wide))
 
     def matrix(self, values: Tensor) -> Tensor:
         """Return the sparse matrix with these values, given in the order of memory."""
-        starts, columns, width, order = self.rows
+        starts, columns, width, order, block = self.rows
+        size, values = (self.slot.shape[0], width), values[order]
         with warnings.catch_warnings():
-            warnings.filterwarnings("ignore", "Sparse CSR tensor support is in beta")
-            size = (self.slot.shape[0], width)
-            return torch.sparse_csr_tensor(starts, columns, values[order], size, check_invariants=False)
+            warnings.filterwarnings("ignore", "Sparse .* tensor support is in beta")
+            if block == (1, 1):
+                return torch.sparse_csr_tensor(starts, columns, values, size, check_invariants=False)
+            return torch.sparse_bsr_tensor(starts, columns, values.view(-1, *block), size, check_invariants=False)
 
     def dense(self, values: Tensor) -> Tensor:
         """Return the parameter with these values."""
