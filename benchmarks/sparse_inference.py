@@ -25,6 +25,7 @@ from torch import Tensor
 import leanbayes as lb
 from leanbayes.layout import Slot
 from leanbayes.models import build
+from leanbayes.posteriors import SparsePointPosterior
 from leanbayes.sparsity.blocks import Blocks
 from leanbayes.sparsity.weights import Pattern, SparseWeight
 
@@ -51,6 +52,14 @@ NETWORK_HEAD = f"""| network, {DRAWS} draws | density | batch | dense ms | picke
 |---|---|---|---|---|---|"""
 
 
+class Always(Pattern):
+    """A pattern that is multiplied by in the sparse way, whatever it takes."""
+
+    def pays(self, *args: Any) -> bool:
+        """Say yes."""
+        return True
+
+
 def timed(ways: dict[str, Callable[[], Any]], rounds: int) -> dict[str, float]:
     """Median milliseconds of each way; they take turns."""
     times: dict[str, list[float]] = {name: [] for name in ways}
@@ -71,25 +80,32 @@ def layer(
     slot = Slot(("weight",), shape, tuple(range(len(shape))), torch.float32, 1)
     blocks = Blocks(slot, (block, block))
     positions = blocks.positions(torch.randperm(blocks.count)[: round(density * blocks.count)]).sort().values
-    weight = SparseWeight(Pattern(positions, slot, blocks.shape), torch.randn(len(positions)))
+    values = torch.randn(len(positions))
     x = torch.randn(batch, inputs, pixels, pixels) if pixels else torch.randn(batch, inputs)
 
     def call(weight: Any) -> Tensor:
         return F.conv2d(x, weight, None, 1, taps // 2) if pixels else F.linear(x, weight)
 
-    def sparse() -> Tensor:
-        with mock.patch.object(Pattern, "pays", return_value=True):
-            return call(weight)
-
-    times = timed({"dense": lambda: call(weight.loc), "sparse": sparse, "picked": lambda: call(weight)}, rounds)
+    always, picking = Always(positions, slot, blocks.shape), Pattern(positions, slot, blocks.shape)
+    ways: dict[str, Callable[[], Any]] = {
+        "dense": lambda: call(picking.dense(values)),
+        "sparse": lambda: call(SparseWeight(always, values)),
+        "picked": lambda: call(SparseWeight(picking, values)),
+    }
+    times = timed(ways, rounds)
     return {
         "layer": "x".join(map(str, shape)) + (f" on {pixels}x{pixels}" if pixels else ""),
         "block": block,
         "density": density,
         "batch": batch,
         **{f"{name}_ms": value for name, value in times.items()},
-        "picks_sparse": next(iter(weight.pattern.chosen.values())),
+        "picks_sparse": next(iter(picking.chosen.values())),
     }
+
+
+def dense_weights(posterior: SparsePointPosterior, active: Tensor) -> list[Tensor]:
+    """Lay all active weights into dense tensors, in one go."""
+    return posterior.layout.split(posterior.spread(active))
 
 
 def network(name: str, density: float, batch: int, rounds: int) -> dict[str, Any]:
@@ -99,7 +115,7 @@ def network(name: str, density: float, batch: int, rounds: int) -> dict[str, Any
     x = torch.randn(batch, *shape)
 
     def dense() -> Any:
-        with mock.patch.object(Pattern, "suits", False):
+        with mock.patch.object(SparsePointPosterior, "_weights", dense_weights):
             return bnn.predict(x, DRAWS)
 
     times = timed({"dense": dense, "picked": lambda: bnn.predict(x, DRAWS)}, rounds)

@@ -30,7 +30,7 @@ def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Any:
     """Take one way in every call, whatever the clock says."""
     taken: list[str] = []
 
-    def pays(self: Pattern, call: Any, sparsely: Callable[[], Tensor], densely: Callable[[], Tensor]) -> bool:
+    def pays(self: Pattern, *args: Any) -> bool:
         taken.append(request.param)
         return request.param == "sparse"
 
@@ -133,11 +133,12 @@ def test_large_sparse_matrices_suit(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_the_faster_way_is_measured_once_a_size(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.undo()
-    clock = iter(range(1000))
+    clock = iter(range(10_000))
     calls: list[str] = []
 
-    def run(name: str, ticks: int) -> Callable[[], Tensor]:
-        def inner() -> Tensor:
+    def run(name: str, ticks: int) -> Callable[[Tensor], Tensor]:
+        def inner(weight: Tensor) -> Tensor:
+            assert weight.layout is (torch.sparse_csr if name == "sparse" else torch.strided)
             calls.append(name)
             for _ in range(ticks):
                 next(clock)
@@ -146,11 +147,13 @@ def test_the_faster_way_is_measured_once_a_size(monkeypatch: pytest.MonkeyPatch)
         return inner
 
     monkeypatch.setattr("leanbayes.sparsity.weights.time.perf_counter", lambda: next(clock))
-    pattern = make((64, 64)).pattern
-    assert pattern.pays("few", run("sparse", 1), run("dense", 2))
-    assert not pattern.pays("many", run("sparse", 3), run("dense", 2))
+    weight = make((64, 64))
+    pattern, values = weight.pattern, weight.values
+    assert pattern.pays("few", values, run("sparse", 1), run("dense", 4))
+    assert not pattern.pays("about as many", values, run("sparse", 9), run("dense", 10))  # not clearly
+    assert not pattern.pays("many", values, run("sparse", 3), run("dense", 2))
     count = len(calls)
-    assert pattern.pays("few", run("sparse", 9), run("dense", 2))  # as it was found
+    assert pattern.pays("few", values, run("sparse", 9), run("dense", 4))  # as it was found
     assert len(calls) == count
 
 

@@ -8,7 +8,7 @@ import math
 import time
 import warnings
 from collections.abc import Callable, Mapping, Sequence
-from functools import cached_property
+from functools import cache, cached_property, partial
 from typing import Any, NamedTuple
 
 import torch
@@ -21,7 +21,9 @@ from leanbayes.tensor_like import TensorLike
 
 DENSEST = 0.1  # above this density sparse kernels never pay
 SMALLEST = 4096  # below this many weights a layer takes no time either way
-ROUNDS = 3  # of each way, when they are compared
+ROUNDS = 5  # of each way, when they are compared
+CLEARLY = 0.8  # of the dense time that a sparse product may take at most: a busy machine misleads by less
+Product = Callable[[Tensor], Tensor]  # an input times a weight
 
 
 class Rows(NamedTuple):
@@ -73,11 +75,10 @@ class Pattern:
         """Return the sparse matrix with these values, given in the order of memory."""
         starts, columns, width, order, block = self.rows
         size, values = (self.slot.shape[0], width), values[order]
-        with warnings.catch_warnings():
-            warnings.filterwarnings("ignore", "Sparse .* tensor support is in beta")
-            if block == (1, 1):
-                return torch.sparse_csr_tensor(starts, columns, values, size, check_invariants=False)
-            return torch.sparse_bsr_tensor(starts, columns, values.view(-1, *block), size, check_invariants=False)
+        _warn_no_more()
+        if block == (1, 1):
+            return torch.sparse_csr_tensor(starts, columns, values, size, check_invariants=False)
+        return torch.sparse_bsr_tensor(starts, columns, values.view(-1, *block), size, check_invariants=False)
 
     def dense(self, values: Tensor) -> Tensor:
         """Return the parameter with these values."""
@@ -86,11 +87,23 @@ class Pattern:
         in_memory = flat.view([slot.shape[dim] for dim in slot.order])
         return in_memory.permute([slot.order.index(dim) for dim in range(len(slot.order))])
 
-    def pays(self, call: Any, sparse: Callable[[], Tensor], dense: Callable[[], Tensor]) -> bool:
-        """Whether the sparse way is faster for calls of a kind; found out once, by timing both."""
+    def pays(self, call: Any, values: Tensor, sparse: Product, dense: Product) -> bool:
+        """Whether the sparse way is clearly faster for calls of a kind; found out once, by timing both.
+
+        Each draw of the weights makes a matrix, or a dense tensor, that is used once: its making is part of the time.
+        """
         if call not in self.chosen:
-            self.chosen[call] = _fastest(sparse) < _fastest(dense)
+            taken = _fastest(lambda: sparse(self.matrix(values)))
+            self.chosen[call] = taken < CLEARLY * _fastest(lambda: dense(self.dense(values)))
         return self.chosen[call]
+
+
+@cache
+def _warn_no_more() -> None:
+    """Let torch say once, unheard, that its compressed tensors are in beta state."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "Sparse .* tensor support is in beta")
+        torch.sparse_csr_tensor([0, 0], [], [], (1, 1), dtype=torch.float32, check_invariants=False)
 
 
 def _fastest(run: Callable[[], Tensor]) -> float:
@@ -182,12 +195,12 @@ def _linear(input: Tensor, weight: SparseWeight, bias: Tensor | None = None) -> 
     if not _can(x, weight):
         return None
 
-    def sparse() -> Tensor:
-        return (weight.matrix @ x.T).T
+    def sparse(matrix: Tensor) -> Tensor:
+        return (matrix @ x.T).T.contiguous()
 
-    if not weight.pattern.pays(("linear", _size(len(x))), sparse, lambda: F.linear(x, weight.loc)):
+    if not weight.pattern.pays(_size(len(x)), weight.values, sparse, partial(F.linear, x)):
         return None
-    y = sparse().reshape(*input.shape[:-1], -1)
+    y = sparse(weight.matrix).reshape(*input.shape[:-1], -1)
     return y if bias is None else y + bias
 
 
@@ -201,7 +214,9 @@ def _conv(
     groups: int = 1,
 ) -> Tensor | None:
     """Return a convolution as a product of the kernel with the windows, or None where the dense one is faster."""
-    dims = len(weight.shape) - 2
+    dims, call = weight.dim() - 2, (_size(len(input)), *input.shape[2:], stride, padding, dilation)
+    if weight.pattern.chosen.get(call) is False:
+        return None
     if groups != 1 or isinstance(padding, str) or dims > 2 or input.dim() != dims + 2 or not _can(input, weight):
         return None
     window = weight.shape[2:]
@@ -211,21 +226,22 @@ def _conv(
         for size, pad, dil, taps, step in zip(input.shape[2:], padding, dilation, window, stride, strict=True)
     ]
 
-    def sparse() -> Tensor:
+    def sparse(matrix: Tensor) -> Tensor:
         if set(window) == {1} and not any(padding):
             x = input[(slice(None), slice(None), *(slice(None, None, step) for step in stride))]
         else:
             x = input if dims == 2 else input.unsqueeze(-2)
             ahead = (1,) * (2 - dims)
             x = F.unfold(x, ahead + window, ahead + dilation, (0,) * (2 - dims) + padding, ahead + stride)
-        y = weight.matrix @ x.transpose(0, 1).flatten(1)
-        return y.view(-1, len(input), *sizes).transpose(0, 1)
+        y = matrix @ x.transpose(0, 1).flatten(1)
+        return y.view(-1, len(input), *sizes).transpose(0, 1).contiguous()
 
-    dense = _DENSE_CONVOLUTIONS[dims]
-    call = (dims, _size(len(input)), *input.shape[2:], stride, padding, dilation)
-    if not weight.pattern.pays(call, sparse, lambda: dense(input, weight.loc, None, stride, padding, dilation)):
+    def dense(kernel: Tensor) -> Tensor:
+        return _DENSE_CONVOLUTIONS[dims](input, kernel, None, stride, padding, dilation)
+
+    if not weight.pattern.pays(call, weight.values, sparse, dense):
         return None
-    y = sparse()
+    y = sparse(weight.matrix)
     return y if bias is None else y + bias.view(-1, *[1] * dims)
 
 
