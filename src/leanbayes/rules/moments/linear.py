@@ -17,7 +17,7 @@ Where a network pools its pixels, even the pattern can go (`Pass.maps`).
 
 import math
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -56,6 +56,32 @@ def linear(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
     if function is F.bilinear:
         return layer.bilinear()
     return layer.shared() if layer.positions else layer.apart()
+
+
+class _Given(NamedTuple):
+    """The input of a layer whose positions share their weights."""
+
+    mean: Tensor
+    squares: Tensor  # E x², at each position
+    second: Tensor  # its mean along the positions
+    first: Tensor  # E x̄², of the mean along the positions
+    alone: Tensor | None  # the mean of the variance that each position has to itself
+
+    @classmethod
+    def of(cls, x: Any, positions: list[int], dtype: torch.dtype) -> "_Given":
+        """Take the means that the formulas need."""
+        mean = loc_of(x).to(dtype)
+        squares, first = mean.square(), mean.mean(positions, keepdim=True).square()
+        # Means are added, and not sums averaged: the variance may be a mean along the positions already.
+        second = squares.mean(positions, keepdim=True)
+        if not isinstance(x, Moments):
+            return cls(mean, squares, second, first, None)
+        variance = shrunk(x.variance)
+        average = variance.mean(positions, keepdim=True)
+        shared = x.common_variance()
+        alone = average if x.common is None else (average - shared).clamp_min(0)
+        first = first + shared + alone / math.prod([mean.shape[dim] for dim in positions])
+        return cls(mean, squares + variance, second + average, first, alone)
 
 
 class _Layer:
@@ -189,61 +215,53 @@ class _Layer:
         return F.linear(x.common.flatten(1 + outer), weight.flatten(1)).to(self.dtype)
 
     def shared(self) -> Moments:
-        """Positions share the weights and their noise."""
-        x, positions = self.inputs[0], self.positions
-        x = x.settled(positions) if isinstance(x, Moments) else x
-        loc, mean = self._loc(), loc_of(x).to(self.dtype)
-        shares = self._shares(mean.shape, loc.shape)
-        squares = self.w.to(self.dtype).square()
-        few = self._outputs <= _FEW  # then products pixel by pixel cost nothing
-        flat = bool(self.window) and not self.within.maps
+        """Positions share the weights and their noise, of which a part is the same at all of them."""
+        x = self.inputs[0]
+        x = x.settled(self.positions) if isinstance(x, Moments) else x
+        given, loc = _Given.of(x, self.positions, self.dtype), self._loc()
+        shares = self._shares(given.mean.shape, loc.shape)
         common: Tensor | None = None
-        averages, exact, patterns = [], [], []
-        # Means along positions are added, not means of sums taken: the parts may be means already.
-        seconds, firsts = mean.square(), mean.mean(positions, keepdim=True).square()
-        second = seconds.mean(positions, keepdim=True)
-        if isinstance(x, Moments):
-            variance = shrunk(x.variance)
-            average = variance.mean(positions, keepdim=True)
-            if x.common is not None:
-                channels = list(x.common.shape)
-                channels[self.form.channel_dim] = mean.shape[self.form.channel_dim]  # if they have shared one so far
-                common = self._compact(x.common.expand(channels), self._collapse(self.w.to(self.dtype), shares))
-                shared = x.common_variance()
-                alone = (average - shared).clamp_min(0)
-                firsts = firsts + shared
-            else:
-                alone = average
-            firsts = firsts + alone / math.prod([mean.shape[dim] for dim in positions])
-            if few:
-                exact.append(self._product(x.independent, squares))
-            else:
-                averages.append(self._compact(alone, self._collapse(squares, shares)))
-                if not flat:
-                    patterns.append(x.variance * self._mass(squares))
-            seconds, second = seconds + variance, second + average
-        if self.w_variance is not None:
-            collapsed = self._collapse(self.w_variance, shares)
-            both = torch.stack([second, firsts])
-            total, surely = self._compact(both, collapsed).unbind(0)
-            if few:
-                exact.append(self._product(seconds, self.w_variance))
-                total = exact[-1].mean(positions, keepdim=True)
-            kept = torch.minimum(_power(surely * total, 0.5), total)
+        if isinstance(x, Moments) and x.common is not None:
+            channels = list(x.common.shape)
+            channels[self.form.channel_dim] = given.mean.shape[self.form.channel_dim]  # if they have shared one so far
+            common = self._compact(x.common.expand(channels), self._collapse(self.w.to(self.dtype), shares))
+        few = self._outputs <= _FEW  # then products pixel by pixel cost nothing
+        variance, kept = self._by_position(x, given, shares) if few else self._on_average(x, given, shares)
+        if kept is not None:
             own = self._probes(kept)
             common = own if common is None else common + own
-            if few:
-                exact[-1] = (exact[-1] - kept).clamp_min(0)
-            else:
-                averages.append(total - kept)
-                if not flat:
-                    patterns.append(seconds * self._mass(self.w_variance))
-        if few:
-            return self._with_bias(loc, sum(exact[1:], exact[0]), common)
+        return self._with_bias(loc, variance, common)
+
+    def _by_position(self, x: Any, given: "_Given", shares: Tensor | None) -> tuple[Tensor, Tensor | None]:
+        """Return the independent variance of each output, and how much of the weights' noise is in common."""
+        parts, kept = [], None
+        if isinstance(x, Moments):
+            parts.append(self._product(x.independent, self.w.to(self.dtype).square()))
+        if self.w_variance is not None:
+            each = self._product(given.squares, self.w_variance)
+            surely = self._compact(given.first, self._collapse(self.w_variance, shares))
+            kept = _in_common(surely, each.mean(self.positions, keepdim=True))
+            parts.append((each - kept).clamp_min(0))
+        return sum(parts[1:], parts[0]), kept
+
+    def _on_average(self, x: Any, given: "_Given", shares: Tensor | None) -> tuple[Tensor, Tensor | None]:
+        """Return the same from means along positions: one variance a channel, times where the layer's noise is."""
+        averages, masses, kept = [], [], None
+        flat = bool(self.window) and not self.within.maps
+        if given.alone is not None:
+            squares = self.w.to(self.dtype).square()
+            averages.append(self._compact(given.alone, self._collapse(squares, shares)))
+            if not flat:
+                masses.append(x.variance * self._mass(squares))
+        if self.w_variance is not None:
+            both = torch.stack([given.second, given.first])
+            total, surely = self._compact(both, self._collapse(self.w_variance, shares)).unbind(0)
+            kept = _in_common(surely, total)
+            averages.append(total - kept)
+            if not flat:
+                masses.append(given.squares * self._mass(self.w_variance))
         average = sum(averages[1:], averages[0])
-        if flat:
-            return self._with_bias(loc, average, common)
-        return self._with_bias(loc, average * self._pattern(sum(patterns[1:], patterns[0])), common)
+        return (average if flat else average * self._pattern(sum(masses[1:], masses[0]))), kept
 
     def _pattern(self, mass: Tensor) -> Tensor:
         """Where a layer's noise is: what its input channels contribute, under the window, with a mean of 1."""
@@ -305,6 +323,11 @@ def _of_dim(setting: int | Sequence[int], dim: int) -> int:
     if isinstance(setting, int):
         return setting
     return setting[dim] if len(setting) > 1 else setting[0]
+
+
+def _in_common(surely: Tensor, total: Tensor) -> Tensor:
+    """How much of a variance all positions share: √(c·t), which is more than the c of their mean alone."""
+    return torch.minimum(_power(surely * total, 0.5), total)
 
 
 def _power(x: Tensor, exponent: float) -> Tensor:
