@@ -9,6 +9,7 @@ import torch
 import torch.nn.functional as F
 from networks import CASES
 from torch import Tensor, nn
+from torch._dynamo.testing import CompileCounterWithBackend
 
 import leanbayes as lb
 from leanbayes import gaussian, noise
@@ -169,3 +170,41 @@ def test_fit_learns_in_every_precision(precision: str) -> None:
     assert "forward" not in vars(bnn)
     prediction = bnn.predict(x.cuda(), samples=5)
     assert (prediction.label.cpu() == y).float().mean() > 0.95
+
+
+def test_a_sparse_subspace_moves_on_a_gpu_without_compiling_again() -> None:
+    torch.manual_seed(0)
+    network = CASES["cnn"].build().cuda()
+    x = CASES["cnn"].example().cuda()
+    y = network(x).argmax(1)
+    method = lb.SSVI(0.3, interval=2, drop=0.5)
+    bnn = lb.bayesianize(network, method).train()
+    posterior: Any = bnn.posterior
+    optimisers = [
+        torch.optim.SGD(bnn.mean_parameters(), lr=0.05, momentum=0.9),
+        torch.optim.Adam(bnn.scale_parameters()),
+    ]
+    training = lb.Training(bnn, 1000, 100, optimisers=list(optimisers), batch=(x, y))
+    counter = CompileCounterWithBackend("inductor")
+    loss_of = torch.compile(lambda: lb.elbo(bnn, x, y, num_data=100, check=False), backend=counter, fullgraph=True)
+    counts, before, losses = posterior.counts, posterior.index.clone(), []
+    for _ in range(40):
+        loss = loss_of()
+        loss.backward()
+        for optimiser in optimisers:
+            optimiser.step()
+            optimiser.zero_grad()
+        method.after_step(training)
+        training.step += 1
+        losses.append(loss.item())
+    assert counter.frame_count == 1
+    assert posterior.counts == counts
+    assert (posterior.index[1:] > posterior.index[:-1]).all()
+    assert not torch.equal(posterior.index, before)
+    assert sum(losses[-10:]) < sum(losses[:10])
+    with torch.no_grad(), bnn.frozen(3):
+        eager = bnn.eval()(x)
+        copied = copy.deepcopy(bnn).cpu()
+        with copied.using("mean"), bnn.using("mean"):
+            torch.testing.assert_close(copied(x.cpu()), bnn(x).cpu(), rtol=1e-3, atol=1e-3)
+        torch.testing.assert_close(torch.compile(bnn)(x), eager, rtol=1e-3, atol=1e-3)
