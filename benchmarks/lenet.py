@@ -10,21 +10,18 @@ included. Ratios are to the plain network in the same mode, per example.
 
 import argparse
 import gc
-import json
-import platform
 import statistics
 import sys
-import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
+from measuring import Trainer, machine_of, middle, write
 from torch import Tensor, nn
 
 import leanbayes as lb
-from leanbayes.cost import PeakMemory
 from leanbayes.models import lenet5
 from leanbayes.rules import covariance
 
@@ -74,72 +71,38 @@ VARIANTS: dict[str, Build] = {
 }
 
 
-class Trainer:
+class Ready(NamedTuple):
     """One variant, ready to take steps."""
 
-    def __init__(self, variant: str, mode: str, batch: int, args: argparse.Namespace) -> None:
-        self.device, self.batch = torch.device(args.device), batch
-        self.slow = variant == COVARIANCE
-        before = torch.cuda.memory_allocated() if self.device.type == "cuda" else 0
-        torch.manual_seed(0)
-        x = torch.randn(batch, 1, 28, 28, device=self.device)
-        y = torch.randint(10, (batch,), device=self.device)
-        net = lenet5().to(self.device).train()
-        self.model, self.loss_fn = VARIANTS[variant](net, x, y)
-        del net
-        parameters = [p for p in self.model.parameters() if p.requires_grad]
-        self.optimiser = torch.optim.SGD(parameters, lr=1e-4, momentum=0.9)
-        if mode == "compiled":
-            self.loss_fn = torch.compile(self.loss_fn, fullgraph=True)
-        for _ in range(2 if self.slow else args.warmup):
-            loss = self.step()
-        assert torch.isfinite(loss), f"{variant} diverged"
-        # On a CPU memory is counted operation by operation, which a compiled step does not show.
-        self.memory = None if self.device.type == "cpu" and mode != "eager" else self._peak_memory() - before
-
-    def step(self) -> Tensor:
-        """One training step."""
-        self.optimiser.zero_grad(set_to_none=True)
-        loss = self.loss_fn()
-        loss.backward()
-        self.optimiser.step()
-        return loss.detach()
+    trainer: Trainer
+    batch: int
+    slow: bool
 
     def time(self, steps: int) -> float:
         """Milliseconds a step."""
-        steps = 1 if self.slow else steps
-        self._wait()
-        start = time.perf_counter()
-        for _ in range(steps):
-            self.step()
-        self._wait()
-        return 1e3 * (time.perf_counter() - start) / steps
-
-    def _wait(self) -> None:
-        if self.device.type == "cuda":
-            torch.cuda.synchronize()
-
-    def _peak_memory(self) -> int:
-        self.optimiser.zero_grad(set_to_none=True)
-        if self.device.type == "cuda":
-            torch.cuda.reset_peak_memory_stats()
-            self.step()
-            return torch.cuda.max_memory_allocated()
-        state = [v for s in self.optimiser.state.values() for v in s.values() if isinstance(v, Tensor)]
-        kept = sum(t.nbytes for t in [*self.model.parameters(), *self.model.buffers(), *state])
-        with PeakMemory() as peak:
-            self.step()
-        return kept + peak.peak_bytes
+        return self.trainer.time(1 if self.slow else steps)
 
 
-def trainer(variant: str, mode: str, args: argparse.Namespace) -> Trainer | None:
+def make(variant: str, mode: str, batch: int, args: argparse.Namespace) -> Ready:
+    """Build the network and take its first steps."""
+    device, slow = torch.device(args.device), variant == COVARIANCE
+    before = torch.cuda.memory_allocated() if device.type == "cuda" else 0
+    torch.manual_seed(0)
+    x = torch.randn(batch, 1, 28, 28, device=device)
+    y = torch.randint(10, (batch,), device=device)
+    model, loss = VARIANTS[variant](lenet5().to(device).train(), x, y)
+    warmup, compiled = 2 if slow else args.warmup, "default" if mode == "compiled" else None
+    return Ready(Trainer(model, loss, device, before, lr=1e-4, warmup=warmup, compiled=compiled), batch, slow)
+
+
+def prepared(variant: str, mode: str, args: argparse.Namespace) -> Ready | None:
     """Make a variant ready; with full covariances, in the largest batch that fits."""
     sizes = [args.batch >> times for times in range(HALVINGS)] if variant == COVARIANCE else [args.batch]
     for size in filter(None, sizes):
         gc.collect()
         torch.cuda.empty_cache()
         try:
-            return Trainer(variant, mode, size, args)
+            return make(variant, mode, size, args)
         except (torch.OutOfMemoryError, lb.LeanBayesError) as error:
             print(f"{variant} in batches of {size}: {str(error)[:200]}", file=sys.stderr, flush=True)
         except Exception as error:  # what cannot be compiled is a result, not a crash
@@ -152,34 +115,33 @@ def trainer(variant: str, mode: str, args: argparse.Namespace) -> Trainer | None
 def measure(mode: str, args: argparse.Namespace) -> list[dict[str, Any]]:
     """Time all variants in turns."""
     if args.device == "cuda":
-        Trainer("deterministic", "eager", args.batch, args)  # so that no variant is charged for the workspaces
-    ready: dict[str, Trainer] = {}
+        make("deterministic", "eager", args.batch, args)  # so that no variant is charged for the workspaces
+    ready: dict[str, Ready] = {}
     for variant in args.variant:
         if variant == COVARIANCE and mode != "eager":
             continue
-        made = trainer(variant, mode, args)
+        made = prepared(variant, mode, args)
         if made is not None:
             ready[variant] = made
         print(f"{mode} {variant}: {'ready' if made else 'left out'}", file=sys.stderr, flush=True)
     rounds = [{variant: one.time(args.steps) for variant, one in ready.items()} for _ in range(args.repeats)]
     rows = []
     for variant, one in ready.items():
-        times = sorted(of[variant] for of in rounds)
+        times, memory = middle([of[variant] for of in rounds]), one.trainer.memory
         row: dict[str, Any] = {
             "mode": mode,
             "variant": variant,
             "batch": one.batch,
-            "ms": statistics.median(times),
-            "ms_quartiles": [times[len(times) // 4], times[3 * len(times) // 4]],
-            "epoch_s": statistics.median(times) * NUM_DATA / one.batch / 1e3,
-            "memory_mb": None if one.memory is None else one.memory / 1e6,
-            "kb_per_example": None if one.memory is None else one.memory / one.batch / 1e3,
+            **times,
+            "epoch_s": times["ms"] * NUM_DATA / one.batch / 1e3,
+            "memory_mb": None if memory is None else memory / 1e6,
+            "kb_per_example": None if memory is None else memory / one.batch / 1e3,
         }
         plain = ready.get("deterministic")
         if plain is not None:
             scale = plain.batch / one.batch
             row["time_ratio"] = statistics.median(of[variant] * scale / of["deterministic"] for of in rounds)
-            row["memory_ratio"] = one.memory * scale / plain.memory if one.memory and plain.memory else None
+            row["memory_ratio"] = memory * scale / plain.trainer.memory if memory and plain.trainer.memory else None
         rows.append(row)
     return rows
 
@@ -205,9 +167,8 @@ def main() -> None:
     parser.add_argument("--warmup", type=int, default=5)
     parser.add_argument("--out", type=Path, help="also write the figures to this JSON file")
     args = parser.parse_args()
-    machine = f"{platform.machine()}, {torch.get_num_threads()} threads"
+    machine = machine_of(args.device)
     if args.device == "cuda":
-        machine = torch.cuda.get_device_name()
         covariance.LIMIT = torch.cuda.get_device_properties(0).total_memory
     print(f"torch {torch.__version__}, {machine}, fp32")
     print(TABLE_HEAD)
@@ -218,17 +179,7 @@ def main() -> None:
         for row in fresh:
             print(table_row(row), flush=True)
         rows += fresh
-    if args.out:
-        args.out.parent.mkdir(parents=True, exist_ok=True)
-        record = {
-            "command": "python " + " ".join(sys.argv).partition(" --out")[0],
-            "leanbayes": lb.__version__,
-            "torch": torch.__version__,
-            "machine": machine,
-            "precision": "fp32",
-            "rows": rows,
-        }
-        args.out.write_text(json.dumps(record, indent=1) + "\n")
+    write(args.out, {"machine": machine, "precision": "fp32", "rows": rows})
 
 
 if __name__ == "__main__":

@@ -6,16 +6,14 @@ The counts are those of the eager operations on a CPU in fp32, and the same on e
 """
 
 import argparse
-import json
-import sys
 from pathlib import Path
 from typing import Any
 
 import torch
+from measuring import write
 from step import VARIANTS, batch, network
 from torch import nn
 
-import leanbayes as lb
 from leanbayes.cost import count_cost
 
 
@@ -42,11 +40,7 @@ def main() -> None:
             row["ratio"] = row["bytes"] / plain
             rows.append(row)
             print(f"| {name} | {variant} | {row['bytes'] / 1e6:.0f} | {row['ratio']:.2f} | {row['kernels']} |")
-    if args.out:
-        command = "python " + " ".join(sys.argv).partition(" --out")[0]
-        record = {"command": command, "leanbayes": lb.__version__, "torch": torch.__version__, "rows": rows}
-        args.out.parent.mkdir(parents=True, exist_ok=True)
-        args.out.write_text(json.dumps(record, indent=1) + "\n")
+    write(args.out, {"rows": rows})
 
 
 if __name__ == "__main__":

@@ -8,18 +8,15 @@ its kernels take: where it is far below the pass's, the pass waits for Python.
 """
 
 import argparse
-import json
-import platform
 import statistics
 import sys
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import torch
+from measuring import busy, machine_of, middle, milliseconds, write
 from torch import Tensor
-from torch.profiler import ProfilerActivity, profile
 
 import leanbayes as lb
 from leanbayes.models import build
@@ -67,28 +64,6 @@ def variants(name: str, args: argparse.Namespace, mode: str) -> dict[str, Run]:
     return found
 
 
-def timed(run: Run, passes: int, cuda: bool) -> float:
-    """Milliseconds a pass."""
-    if cuda:
-        torch.cuda.synchronize()
-    start = time.perf_counter()
-    for _ in range(passes):
-        run()
-    if cuda:
-        torch.cuda.synchronize()
-    return 1e3 * (time.perf_counter() - start) / passes
-
-
-def busy(run: Run, passes: int = 5) -> float:
-    """Milliseconds a pass that the GPU is at work."""
-    with profile(activities=[ProfilerActivity.CUDA]) as profiler:
-        for _ in range(passes):
-            run()
-        torch.cuda.synchronize()
-    kernels = [e for e in profiler.events() if e.device_type == torch.autograd.DeviceType.CUDA]
-    return sum(e.self_device_time_total for e in kernels) / 1e3 / passes
-
-
 @torch.no_grad()
 def measure(name: str, mode: str, args: argparse.Namespace) -> list[dict[str, Any]]:
     """Time all variants in turns."""
@@ -105,18 +80,16 @@ def measure(name: str, mode: str, args: argparse.Namespace) -> list[dict[str, An
             memory[label] = (torch.cuda.max_memory_allocated() - before) / 1e6
         print(f"{name} {mode} {label}: ready", file=sys.stderr, flush=True)
     rounds = [
-        {label: timed(run, 1 if "draws" in label else args.passes, cuda) for label, run in runs.items()}
+        {label: milliseconds(run, 1 if "draws" in label else args.passes, cuda) for label, run in runs.items()}
         for _ in range(args.repeats)
     ]
     rows = []
     for label, run in runs.items():
-        times = sorted(one[label] for one in rounds)
         rows.append({
             "network": name,
             "mode": mode,
             "variant": label,
-            "ms": statistics.median(times),
-            "ms_quartiles": [times[len(times) // 4], times[3 * len(times) // 4]],
+            **middle([one[label] for one in rounds]),
             "time_ratio": statistics.median(one[label] / one["plain network"] for one in rounds),
             "busy_ms": busy(run) if cuda else None,
             "memory_mb": memory.get(label),
@@ -149,10 +122,8 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=20, help="rounds")
     parser.add_argument("--out", type=Path, help="also write the figures to this JSON file")
     args = parser.parse_args()
-    machine = f"{platform.machine()}, {torch.get_num_threads()} threads"
-    if args.device == "cuda":
-        machine = torch.cuda.get_device_name()
-    print(f"torch {torch.__version__}, {machine}, {'fp32' if args.fp32 else 'bf16'}, batch {args.batch}")
+    machine, precision = machine_of(args.device), "fp32" if args.fp32 else "bf16"
+    print(f"torch {torch.__version__}, {machine}, {precision}, batch {args.batch}")
     print(HEAD)
     rows: list[dict[str, Any]] = []
     with torch.autocast(args.device, torch.bfloat16, enabled=not args.fp32):
@@ -163,18 +134,7 @@ def main() -> None:
                 for row in fresh:
                     print(table_row(row), flush=True)
                 rows += fresh
-    if args.out:
-        args.out.parent.mkdir(parents=True, exist_ok=True)
-        record = {
-            "command": "python " + " ".join(sys.argv).partition(" --out")[0],
-            "leanbayes": lb.__version__,
-            "torch": torch.__version__,
-            "machine": machine,
-            "precision": "fp32" if args.fp32 else "bf16",
-            "batch": args.batch,
-            "rows": rows,
-        }
-        args.out.write_text(json.dumps(record, indent=1) + "\n")
+    write(args.out, {"machine": machine, "precision": precision, "batch": args.batch, "rows": rows})
 
 
 if __name__ == "__main__":

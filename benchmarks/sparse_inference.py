@@ -8,11 +8,7 @@ round; times are medians over rounds.
 """
 
 import argparse
-import json
-import platform
 import statistics
-import sys
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -20,6 +16,7 @@ from unittest import mock
 
 import torch
 import torch.nn.functional as F
+from measuring import machine_of, milliseconds, write
 from torch import Tensor
 
 import leanbayes as lb
@@ -65,10 +62,9 @@ def timed(ways: dict[str, Callable[[], Any]], rounds: int) -> dict[str, float]:
     times: dict[str, list[float]] = {name: [] for name in ways}
     for number in range(rounds + 1):
         for name, way in ways.items():
-            start = time.perf_counter()
-            way()
+            taken = milliseconds(way, 1, cuda=False)
             if number:  # the first round warms up
-                times[name].append(1e3 * (time.perf_counter() - start))
+                times[name].append(taken)
     return {name: statistics.median(values) for name, values in times.items()}
 
 
@@ -144,7 +140,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path, help="also write the figures to this JSON file")
     args = parser.parse_args()
     torch.manual_seed(0)
-    machine = f"{platform.machine()}, {torch.get_num_threads()} threads"
+    machine = machine_of("cpu")
     print(f"torch {torch.__version__}, {machine}\n")
     print(LAYER_HEAD)
     layers, networks = [], []
@@ -162,17 +158,7 @@ def main() -> None:
                 row = network(name, 0.05, batch, args.repeats)
                 networks.append(row)
                 print(network_row(row), flush=True)
-    if args.out:
-        args.out.parent.mkdir(parents=True, exist_ok=True)
-        record = {
-            "command": "python " + " ".join(sys.argv).partition(" --out")[0],
-            "leanbayes": lb.__version__,
-            "torch": torch.__version__,
-            "machine": machine,
-            "layers": layers,
-            "networks": networks,
-        }
-        args.out.write_text(json.dumps(record, indent=1) + "\n")
+    write(args.out, {"machine": machine, "layers": layers, "networks": networks})
 
 
 if __name__ == "__main__":

@@ -11,25 +11,22 @@ kernels take: where it is far below the step's, the step waits for Python, and o
 import argparse
 import gc
 import importlib.util
-import json
-import platform
 import statistics
 import sys
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import torch
 import torch.nn.functional as F
+from measuring import Trainer, busy, machine_of, middle, write
 from torch import Tensor, nn
-from torch.profiler import ProfilerActivity, profile
 
 import leanbayes as lb
-from leanbayes.cost import PeakMemory
 from leanbayes.models import resnet18
 
 NUM_DATA = 50_000
+COMPILED = {"eager": None, "compiled": "default", "cudagraphs": "reduce-overhead"}
 TABLE_HEAD = """| network | mode | variant | ms (quartiles) | time × | busy ms | memory MB | memory × |
 |---|---|---|---|---|---|---|---|"""
 Step = Callable[[], Tensor]
@@ -110,105 +107,54 @@ if importlib.util.find_spec("bayesian_torch"):
     VARIANTS["bayesian-torch flipout"] = bayesian_torch("Flipout")
 
 
-class Trainer:
-    """One variant, ready to take steps."""
-
-    def __init__(self, name: str, variant: str, mode: str, args: argparse.Namespace) -> None:
-        self.device = torch.device(args.device)
-        self.fp32 = args.fp32
-        before = torch.cuda.memory_allocated() if self.device.type == "cuda" else 0
-        x, y = batch(name, args.batch or (64 if name == "mlp" else 256), self.device)
-        net = network(name).to(self.device, memory_format=torch.channels_last).train()
-        self.model, self.loss_fn = VARIANTS[variant](net, x, y)
-        del net
-        parameters = [p for p in self.model.parameters() if p.requires_grad]
-        self.optimiser = torch.optim.SGD(parameters, lr=1e-3, momentum=0.9)
-        if mode != "eager":
-            kind = "reduce-overhead" if mode == "cudagraphs" else "default"
-            self.loss_fn = torch.compile(self.loss_fn, mode=kind, fullgraph=not variant.startswith("bayesian-torch"))
-        for _ in range(args.warmup):
-            loss = self.step()
-        assert torch.isfinite(loss), f"{variant} diverged"
-        # On a CPU memory is counted operation by operation, which a compiled step does not show.
-        self.memory = None if self.device.type == "cpu" and mode != "eager" else self._peak_memory() - before
-
-    def step(self) -> Tensor:
-        """One training step."""
-        self.optimiser.zero_grad(set_to_none=True)
-        with torch.autocast(self.device.type, torch.bfloat16, enabled=not self.fp32):
-            loss = self.loss_fn()
-        loss.backward()
-        self.optimiser.step()
-        return loss
-
-    def time(self, steps: int) -> float:
-        """Milliseconds a step."""
-        self._wait()
-        start = time.perf_counter()
-        for _ in range(steps):
-            self.step()
-        self._wait()
-        return 1e3 * (time.perf_counter() - start) / steps
-
-    def busy(self, steps: int = 5) -> float | None:
-        """Milliseconds a step that the GPU is at work."""
-        if self.device.type != "cuda":
-            return None
-        with profile(activities=[ProfilerActivity.CUDA]) as profiler:
-            for _ in range(steps):
-                self.step()
-            self._wait()
-        kernels = [e for e in profiler.events() if e.device_type == torch.autograd.DeviceType.CUDA]
-        return sum(e.self_device_time_total for e in kernels if "Optimizer" not in e.name) / 1e3 / steps
-
-    def _wait(self) -> None:
-        if self.device.type == "cuda":
-            torch.cuda.synchronize()
-
-    def _peak_memory(self) -> int:
-        self.optimiser.zero_grad(set_to_none=True)
-        if self.device.type == "cuda":
-            torch.cuda.reset_peak_memory_stats()
-            self.step()
-            return torch.cuda.max_memory_allocated()
-        state = [v for s in self.optimiser.state.values() for v in s.values() if isinstance(v, Tensor)]
-        kept = sum(t.nbytes for t in [*self.model.parameters(), *self.model.buffers(), *state])
-        with PeakMemory() as peak:
-            self.step()
-        return kept + peak.peak_bytes
+def trainer(name: str, variant: str, mode: str, args: argparse.Namespace) -> Trainer:
+    """Make one variant ready to take steps."""
+    device = torch.device(args.device)
+    before = torch.cuda.memory_allocated() if device.type == "cuda" else 0
+    x, y = batch(name, args.batch or (64 if name == "mlp" else 256), device)
+    model, loss = VARIANTS[variant](network(name).to(device, memory_format=torch.channels_last).train(), x, y)
+    return Trainer(
+        model,
+        loss,
+        device,
+        before,
+        lr=1e-3,
+        warmup=args.warmup,
+        compiled=COMPILED[mode],
+        fullgraph=not variant.startswith("bayesian-torch"),
+        autocast=not args.fp32,
+    )
 
 
 def measure(name: str, mode: str, args: argparse.Namespace) -> list[dict[str, Any]]:
     """Time all variants in turns."""
     trainers: dict[str, Trainer] = {}
     if args.device == "cuda":
-        Trainer(name, "deterministic", "eager", args)  # so that no variant is charged for the libraries' workspaces
+        trainer(name, "deterministic", "eager", args)  # so that no variant is charged for the libraries' workspaces
     for variant in args.variant:
         gc.collect()
         try:
-            trainers[variant] = Trainer(name, variant, mode, args)
+            trainers[variant] = trainer(name, variant, mode, args)
         except Exception as error:  # a peer that cannot run this is a result, not a crash
             if not variant.startswith("bayesian-torch"):
                 raise
             print(f"{name} {mode} {variant}: {type(error).__name__}: {error}", file=sys.stderr)
         print(f"{name} {mode} {variant}: ready", file=sys.stderr, flush=True)
-    rounds = [{variant: trainer.time(args.steps) for variant, trainer in trainers.items()} for _ in range(args.repeats)]
+    rounds = [{variant: ready.time(args.steps) for variant, ready in trainers.items()} for _ in range(args.repeats)]
     rows = []
-    for variant, trainer in trainers.items():
-        times = sorted(one[variant] for one in rounds)
+    for variant, ready in trainers.items():
         row = {
             "network": name,
             "mode": mode,
             "variant": variant,
-            "ms": statistics.median(times),
-            "ms_quartiles": [times[len(times) // 4], times[3 * len(times) // 4]],
-            "memory_mb": None if trainer.memory is None else trainer.memory / 1e6,
-            "busy_ms": trainer.busy(),
+            **middle([one[variant] for one in rounds]),
+            "memory_mb": None if ready.memory is None else ready.memory / 1e6,
+            "busy_ms": busy(ready.step) if args.device == "cuda" else None,
         }
         if "deterministic" in trainers:
             row["time_ratio"] = statistics.median(one[variant] / one["deterministic"] for one in rounds)
             plain = trainers["deterministic"].memory
-            row["memory_ratio"] = trainer.memory / plain if trainer.memory and plain else None
+            row["memory_ratio"] = ready.memory / plain if ready.memory and plain else None
         rows.append(row)
     return rows
 
@@ -240,10 +186,8 @@ def main() -> None:
     parser.add_argument("--out", type=Path, help="also write the figures to this JSON file")
     args = parser.parse_args()
     rows: list[dict[str, Any]] = []
-    machine = f"{platform.machine()}, {torch.get_num_threads()} threads"
-    if args.device == "cuda":
-        machine = torch.cuda.get_device_name()
-    print(f"torch {torch.__version__}, {machine}, {'fp32' if args.fp32 else 'bf16'}")
+    machine, precision = machine_of(args.device), "fp32" if args.fp32 else "bf16"
+    print(f"torch {torch.__version__}, {machine}, {precision}")
     print(TABLE_HEAD)
     for name in args.network:
         for mode in args.mode:
@@ -252,17 +196,7 @@ def main() -> None:
             for row in fresh:
                 print(table_row(row), flush=True)
             rows += fresh
-    if args.out:
-        args.out.parent.mkdir(parents=True, exist_ok=True)
-        record = {
-            "command": "python " + " ".join(sys.argv).partition(" --out")[0],
-            "leanbayes": lb.__version__,
-            "torch": torch.__version__,
-            "machine": machine,
-            "precision": "fp32" if args.fp32 else "bf16",
-            "rows": rows,
-        }
-        args.out.write_text(json.dumps(record, indent=1) + "\n")
+    write(args.out, {"machine": machine, "precision": precision, "rows": rows})
 
 
 if __name__ == "__main__":
