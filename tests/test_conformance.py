@@ -40,6 +40,12 @@ def ssvi(rule: str, unsupported: tuple[str, ...] = (), **settings: Any) -> Row:
     return Row(lb.SSVI(0.4, init_std=0.02, rule=rule, **settings), quiet, rule, unsupported)
 
 
+def pbn(rule: str, unsupported: tuple[str, ...] = (), rate: float = 0.1, **settings: Any) -> Row:
+    settings = {"sensitivity": "random", **settings}  # magnitude and random need no data
+    quiet = lb.PBN(rate, init_std=1e-7, relative=False, rule=rule, **settings)
+    return Row(lb.PBN(rate, rule=rule, init_std=0.5, **settings), quiet, rule, unsupported)
+
+
 ROWS: dict[str, Row] = {
     "MeanField sample": mean_field("sample"),
     "MeanField flipout": mean_field("flipout", ("lstm",)),
@@ -60,6 +66,10 @@ ROWS: dict[str, Row] = {
     "SSVI sample, prior per layer": ssvi("sample", prior=lb.Normal("fan_in")),
     "SSVI flipout, prior per layer": ssvi("flipout", ("lstm",), prior=lb.Normal("std")),
     "SSVI local, mixture prior": ssvi("local", ("lstm",), prior=lb.ScaleMixture()),
+    "PBN sample, prior per layer": pbn("sample", prior=lb.Normal("fan_in"), per="row"),
+    "PBN flipout, mixture prior": pbn("flipout", ("lstm",), prior=lb.ScaleMixture()),
+    "PBN local": pbn("local", ("lstm",)),
+    "PBN moments": replace(pbn("moments"), compiled=("cnn",)),
     "RigL": Row(lb.RigL(0.4), lb.RigL(1.0), "mean"),
     "Deterministic": Row(lb.Deterministic(), lb.Deterministic(), "mean"),
     "Ensemble": Row(lb.Ensemble(2), lb.Ensemble(1), "sample"),

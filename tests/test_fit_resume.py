@@ -178,7 +178,8 @@ def test_every_method_goes_on_bit_by_bit_on_streamed_data(name: str, tmp_path: P
     whole = run_streamed(method, tmp_path / "whole")
     with stopped_at(5):  # the last checkpoint is that of step 4
         run_streamed(method, tmp_path / "stopped")
-    assert checkpoints(tmp_path / "stopped") == ["step-000000002", "step-000000004"]
+    before = "step-000000002" if len(method.stages()) == 1 else "step-000000003"  # a stage ends with one
+    assert checkpoints(tmp_path / "stopped") == [before, "step-000000004"]
     # Neither the way data is read nor the writing of checkpoints changes the result.
     workers = 2 if name == "mean-field" else 0
     found = run_streamed(method, tmp_path / "stopped", workers=workers, keep=3, checkpoint_steps=3)

@@ -34,6 +34,7 @@ METHODS: dict[str, Any] = {name: lb.MeanField(prior=prior) for name, prior in PR
     "absolute std": lb.MeanField(init_std=0.01, relative=False),
     "sparse": lb.SSVI(0.3, prior=lb.Normal("std")),
     "sparse points": lb.RigL(0.3),
+    "partial": lb.PBN(0.1, sensitivity="random", prior=lb.Normal("std", "pretrained")),
     "deterministic": lb.Deterministic(),
     "ensemble": lb.Ensemble(3, seed=4),
     "dropout": lb.MCDropout(0.2),

@@ -7,12 +7,13 @@ from leanbayes.errors import FileFormatError, LeanBayesError, RuleMismatchWarnin
 from leanbayes.export import export_onnx, export_program
 from leanbayes.likelihoods import Bernoulli, Categorical, Gaussian, HeteroscedasticGaussian
 from leanbayes.method import Method, Stage, Training
-from leanbayes.methods import SSVI, VDP, Deterministic, Ensemble, MCDropout, MeanField, RigL
+from leanbayes.methods import PBN, SSVI, VDP, Deterministic, Ensemble, MCDropout, MeanField, RigL
 from leanbayes.objective import elbo
 from leanbayes.prediction import BinaryPrediction, ClassPrediction, Prediction, RegressionPrediction
 from leanbayes.priors import Normal, ScaleMixture
 from leanbayes.rules import Moments, moment_rule
 from leanbayes.saving import load
+from leanbayes.sensitivities import Sensitivity, sensitivity
 
 if TYPE_CHECKING:
     from leanbayes.training import fit
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 __all__ = [
+    "PBN",
     "SSVI",
     "VDP",
     "BayesianModel",
@@ -43,6 +45,7 @@ __all__ = [
     "RigL",
     "RuleMismatchWarning",
     "ScaleMixture",
+    "Sensitivity",
     "Stage",
     "Training",
     "UnsupportedOperation",
@@ -53,6 +56,7 @@ __all__ = [
     "fit",
     "load",
     "moment_rule",
+    "sensitivity",
 ]
 
 

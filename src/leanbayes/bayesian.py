@@ -146,7 +146,7 @@ class BayesianModel(nn.Module):
 
     def extra_repr(self) -> str:
         """Describe the model in the line that print() begins with."""
-        return f"{type(self.method).__name__}, rule={self.rule!r}, {self.layout.numel:,} Bayesian weights"
+        return f"{type(self.method).__name__}, rule={self.rule!r}, {self.posterior.random_weights:,} Bayesian weights"
 
     # -- one forward pass ---------------------------------------------------------------------------------------------
 
@@ -217,9 +217,15 @@ class BayesianModel(nn.Module):
     @contextlib.contextmanager
     def holding(self, weights: Tensor) -> Iterator[nn.Module]:
         """Keep given weights, one flat vector, in the network for a block; yields the network."""
+        with self.with_values(self.layout.split(weights)) as network:
+            yield network
+
+    @contextlib.contextmanager
+    def with_values(self, values: Sequence[Any]) -> Iterator[nn.Module]:
+        """Keep given values, one per slot, in the network for a block; yields the network."""
         before = self._values
-        parts = zip(self.layout.split(weights), self._dtypes(), strict=True)
-        self._put([part if part.dtype == dtype else part.to(dtype) for part, dtype in parts])
+        dtyped = zip(values, self._dtypes(), strict=True)
+        self._put([value if value.dtype == dtype else value.to(dtype) for value, dtype in dtyped])
         try:
             yield self.network
         finally:
@@ -313,6 +319,15 @@ class BayesianModel(nn.Module):
 
         return fit_moment_scale(self, batches, samples, generator)
 
+    def restrict(self, rate: float, data: Iterable[Any] | None = None) -> "BayesianModel":
+        """Return a copy in which only a share of all weights keeps its spread, those that matter most; none is trained.
+
+        data: batches (x, y) to see what matters; without, it is how far each spread has shrunk from the prior.
+        """
+        from leanbayes.restriction import restrict
+
+        return restrict(self, rate, data)
+
     @torch.no_grad()
     def to_deterministic(self) -> nn.Module:
         """Return a plain network at the posterior mean, with ordinary parameters; tied ones are tied."""
@@ -346,6 +361,7 @@ def bayesianize(
     model: Any,
     method: Method,
     *,
+    data: Iterable[Any] | None = None,
     select: Select = None,
     likelihood: Likelihood | None = None,
     seed: int = 0,
@@ -355,6 +371,7 @@ def bayesianize(
     select: which parameters become Bayesian: a regular expression, names of parameters or modules, a module type, or
     a predicate over (name, parameter); by default the weights of linear, convolutional, embedding, attention and
     recurrent layers. likelihood: what the outputs mean; classes from logits by default. seed: of all its noise.
+    data: batches (x, y) of training data, for a method such as PBN that chooses the Bayesian weights on them.
     A `BayesianModel` as `model` hands its means and variances to the new posterior.
     """
     if not isinstance(method, Method):
@@ -375,7 +392,10 @@ def bayesianize(
         layout, report = Layout([]), report_points(model, f"{type(method).__name__} keeps it")
     else:
         raise LeanBayesError(f"{type(method).__name__} has no Bayesian weights: leave select out.")
-    return assemble(model, method, layout, report, likelihood or Categorical(), seed, variances)
+    bnn = assemble(model, method, layout, report, likelihood or Categorical(), seed, variances)
+    if data is not None:
+        method.choose(bnn, data)
+    return bnn
 
 
 @torch.inference_mode(False)

@@ -100,22 +100,28 @@ class _KnownMoments(Posterior):
 
     def __init__(self, posterior: Posterior) -> None:
         super().__init__(posterior.layout)
+        self._random = list(posterior.random_slots())
         for name, values in (("mean", posterior.mean()), ("variance", posterior.variance())):
             for number, part in enumerate(self.layout.split(values.detach())):
-                self.register_buffer(f"{name}_{number}", part.to("cpu", torch.float32, copy=True))
+                if name == "mean" or self._random[number]:
+                    self.register_buffer(f"{name}_{number}", part.to("cpu", torch.float32, copy=True))
 
-    def parts(self) -> Iterator[tuple[Tensor, Tensor]]:
-        """Mean and variance of each parameter."""
-        return (
-            (getattr(self, f"mean_{number}"), getattr(self, f"variance_{number}")) for number in range(len(self.layout))
-        )
+    def random_slots(self) -> Sequence[bool]:
+        """Whether each parameter has any variance."""
+        return self._random
+
+    def parts(self) -> Iterator[tuple[Tensor, Tensor | None]]:
+        """Mean and variance of each parameter; None for points."""
+        for number, random in enumerate(self._random):
+            yield getattr(self, f"mean_{number}"), getattr(self, f"variance_{number}") if random else None
 
 
 class _OfKnownMoments(MomentPropagation):
     def weights(self, posterior: Posterior, key: Tensor, with_kl: bool) -> tuple[Sequence[Any], Tensor | None]:
         assert isinstance(posterior, _KnownMoments)
         within = Pass(self.correlation, self.activations)
-        return [Moments(mean, variance, within=within) for mean, variance in posterior.parts()], None
+        parts = posterior.parts()
+        return [mean if variance is None else Moments(mean, variance, within=within) for mean, variance in parts], None
 
 
 class _Graph(nn.Module):

@@ -1,6 +1,6 @@
 """The gradient of the loss for all weights of the moment, also for those that a sparse posterior does not hold."""
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -8,7 +8,9 @@ from torch import Tensor
 
 from leanbayes.bayesian import BayesianModel
 from leanbayes.errors import LeanBayesError
-from leanbayes.network import call_with, output_tensor
+from leanbayes.network import call_with, map_rows, output_tensor
+
+_NUMBERS = 2**26  # of the gradients of single examples that are held at once
 
 
 def weight_gradient(bnn: BayesianModel, weights: Tensor, x: Any, y: Tensor) -> Tensor:
@@ -17,27 +19,90 @@ def weight_gradient(bnn: BayesianModel, weights: Tensor, x: Any, y: Tensor) -> T
     The network runs as it stands, in training mode or not. Its buffers, such as BatchNorm's statistics, and the global
     random state are as before when it is done, and no parameter's .grad is touched.
     """
+    counts: list[Tensor | int] = []
+
+    def loss(output: Tensor) -> Tensor:
+        total, observations = bnn.likelihood.nll(output, y)
+        counts.append(observations)
+        return total  # its gradient and not that of the mean: in fp16 fewer vanish
+
+    (gradient,) = gradients_of([loss], bnn, weights, x)
+    return gradient / counts[0]
+
+
+def gradients_of(
+    functions: Sequence[Callable[[Tensor], Tensor]], bnn: BayesianModel, weights: Tensor, x: Any
+) -> Iterator[Tensor]:
+    """Yield ∂/∂w of functions of the same outputs, at one flat vector of weights; nothing of the model is changed."""
     before = [(buffer, buffer.clone()) for buffer in bnn.network.buffers()]
     leaf = weights.detach().requires_grad_()
     devices = [bnn.device] if bnn.device.type == "cuda" else []
     try:
         with torch.enable_grad(), torch.random.fork_rng(devices=devices), bnn.holding(leaf) as network:
-            total, observations = bnn.likelihood.nll(output_tensor(call_with(network, x)), y)
-            # The sum and not the mean is differentiated: in fp16 fewer of its gradients vanish.
-            (gradient,) = torch.autograd.grad(total, [leaf])
+            output = output_tensor(call_with(network, x))
+            for number, function in enumerate(functions, start=1):
+                yield torch.autograd.grad(function(output), [leaf], retain_graph=number < len(functions))[0]
     finally:
         with torch.no_grad():
             for buffer, value in before:
                 buffer.copy_(value)
-    return gradient / observations
 
 
-def mean_squared_gradient(bnn: BayesianModel, weights: Tensor, batches: Iterable[tuple[Any, Tensor]]) -> Tensor:
-    """S = the mean over batches of (∂L/∂w)², at one flat vector of weights: a Fisher-like sensitivity of each."""
+def mean_squared_gradient(
+    bnn: BayesianModel, weights: Tensor, batches: Iterable[tuple[Any, Tensor]], per_example: bool = False
+) -> Tensor:
+    """S = the mean of (∂L/∂w)² at one flat vector of weights: a Fisher-like sensitivity of each.
+
+    L is the loss of a batch, whose gradient is cheap, or of one example (the empirical Fisher information).
+    """
     total, count = torch.zeros_like(weights), 0
     for x, y in batches:
-        total += weight_gradient(bnn, weights, x, y).square()
-        count += 1
+        if per_example:
+            total += _squared_gradients(bnn, weights.detach(), x, y)
+            count += len(y)
+        else:
+            total += weight_gradient(bnn, weights, x, y).square()
+            count += 1
     if not count:
-        raise LeanBayesError("The sensitivity of weights needs training batches: give training.batches some.")
+        raise no_batches()
     return total / count
+
+
+def no_batches() -> LeanBayesError:
+    """Make the error for a sensitivity without data."""
+    return LeanBayesError(
+        "The sensitivity of weights needs data: pass training batches, or give training.batches some."
+    )
+
+
+def _squared_gradients(bnn: BayesianModel, weights: Tensor, x: Any, y: Tensor) -> Tensor:
+    """Sum over the examples of a batch of (∂L/∂w)², a few examples at a time."""
+    total, rows = torch.zeros_like(weights), len(y)
+    step = max(1, min(rows, _NUMBERS // max(1, weights.numel())))
+    for start in range(0, rows, step):
+        part = map_rows(lambda tensor, start=start: tensor[start : start + step], x, rows)  # type: ignore[misc]
+        try:
+            total += _at_once(bnn, weights, part, y[start : start + step])
+        except RuntimeError:  # an operation that torch.vmap has no rule for, such as a recurrent layer
+            for row in range(len(y[start : start + step])):
+                one = map_rows(lambda tensor, at=start + row: tensor[at : at + 1], x, rows)  # type: ignore[misc]
+                total += _of_example(bnn, weights, one, y[start + row : start + row + 1]).square()
+    return total
+
+
+def _of_example(bnn: BayesianModel, weights: Tensor, x: Any, y: Tensor) -> Tensor:
+    (gradient,) = gradients_of([lambda output: bnn.likelihood.nll(output, y).total], bnn, weights, x)
+    return gradient
+
+
+def _at_once(bnn: BayesianModel, weights: Tensor, x: Any, y: Tensor) -> Tensor:
+    """Sum the squared gradients of a few examples, whose gradients are all held together."""
+
+    def loss(flat: Tensor, row: Tensor) -> Tensor:
+        inputs = map_rows(lambda tensor: tensor[row][None], x, len(y))
+        with bnn.holding(flat) as network:
+            return bnn.likelihood.nll(output_tensor(call_with(network, inputs)), y[row][None]).total
+
+    rows = torch.arange(len(y), device=y.device)
+    gradients: Any = torch.func.vmap(torch.func.grad(loss), in_dims=(None, 0))(weights, rows)
+    return gradients.detach().square().sum(0)

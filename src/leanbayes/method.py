@@ -85,6 +85,10 @@ class Method:
         """
         raise NotImplementedError  # abstract
 
+    def choose(self, bnn: "BayesianModel", batches: Iterable[Any]) -> None:
+        """Find on batches (x, y) of training data what the posterior of a new model leaves open."""
+        raise LeanBayesError(f"{type(self).__name__} chooses nothing on data: leave data out.")
+
     def make_rule(self, name: str | Rule) -> Rule:
         """Return the rule of that name, with this method's settings of it where it has any."""
         return get_rule(name)

@@ -27,6 +27,12 @@ class BoundPrior(nn.Module):
         """Sum of the log densities of all weights, or of those at some positions."""
         raise NotImplementedError  # abstract
 
+    def keep(self, places: Tensor) -> None:
+        """Forget what it holds of all weights but some; from now on it is asked for their positions only.
+
+        places: where these lie among the weights that it knows of now.
+        """
+
 
 class Prior(Protocol):
     """Settings of a prior."""
@@ -99,8 +105,14 @@ class _BoundNormal(BoundPrior):
         self.register_buffer("layer_scales", scale if isinstance(scale, Tensor) else None)
         self.scale = scale if isinstance(scale, float) else None
 
+    def keep(self, places: Tensor) -> None:
+        if self.loc is not None and len(self.loc) != len(places):
+            self.loc = self.loc[places]
+
     def normal_terms(self, index: Tensor | None = None) -> NormalTerms:
-        loc = self.loc if self.loc is None or index is None else self.loc[index]
+        loc = self.loc
+        if loc is not None and index is not None and len(loc) != len(index):  # else these are all that it knows of
+            loc = loc[index]
         if self.layer_scales is None:
             assert self.scale is not None
             return NormalTerms(loc, self.scale)

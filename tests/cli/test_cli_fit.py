@@ -23,7 +23,8 @@ from leanbayes.training.loop import Loop
 
 @pytest.mark.parametrize("name", METHODS)
 def test_every_method_trains(name: str, cli: Cli, tmp_path: Path) -> None:
-    told = cli("fit", name, *TOY, "--model-options", "hidden=[32]", "--out", tmp_path / "run")
+    epochs = ("--epochs", len(METHODS[name].stages()))
+    told = cli("fit", name, *TOY, *epochs, "--model-options", "hidden=[32]", "--out", tmp_path / "run")
     assert told.err == ""
     assert f"leanbayes evaluate {tmp_path / 'run'}" in told.out
     record = read_record(tmp_path / "run")

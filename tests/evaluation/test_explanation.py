@@ -18,8 +18,10 @@ import leanbayes as lb
 from leanbayes.config import change
 from leanbayes.evaluation.explanation import KINDS, Score, explanation_scores, infidelity, saliency, sensitivity_max
 from leanbayes.evaluation.pruning import prune
-from leanbayes.methods import METHODS
+from leanbayes.methods import METHODS as ALL_METHODS
 from leanbayes.methods.sparse import SparseMethod
+
+METHODS = {**ALL_METHODS, "pbn": lb.PBN(0.2, sensitivity="random")}  # its usual choice needs data
 
 MEASURES: dict[str, Callable[..., Tensor]] = {"infidelity": infidelity, "sensitivity_max": sensitivity_max}
 EXPLAIN: list[Callable[..., Any]] = [saliency, *MEASURES.values()]

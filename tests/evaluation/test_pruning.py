@@ -19,9 +19,11 @@ from leanbayes.evaluation import evaluate
 from leanbayes.evaluation.pruning import CRITERIA, SHARES, Pruned, prune, pruning_curve, pruning_figure
 from leanbayes.figures import Figure
 from leanbayes.layout import Layout
-from leanbayes.methods import METHODS
+from leanbayes.methods import METHODS as ALL_METHODS
 from leanbayes.noise import make_key
 from leanbayes.posteriors import Posterior
+
+METHODS = {**ALL_METHODS, "pbn": lb.PBN(0.2, sensitivity="random")}  # its usual choice needs data
 
 RULES = ["sample", "flipout", "local", "mean"]
 KEY = make_key(3, 5)

@@ -27,6 +27,7 @@ Calibrated uncertainty for neural networks, at about the cost of a plain one.
   compare [METHODS]     train several methods on one data set: one table of quality and cost, and a report
   report RUNS           one HTML file on trained runs: calibration, shift, what they have never seen, cost
   export RUN FILE       write the model as ONNX: mean and variance in one pass, without Python
+  sensitivity RUN       which layers hold the weights that matter, which PBN makes Bayesian
   info PATH             what is in a saved model, or in a run's folder
 
 Try:  leanbayes fit mean-field                      handwritten digits, in a minute
@@ -91,6 +92,7 @@ def _commands() -> dict[str, Callable[[list[str]], Action]]:
     from leanbayes.cli.info import info
     from leanbayes.cli.predict import predict_images
     from leanbayes.cli.report import report
+    from leanbayes.cli.sensitivity import sensitivity_of_run
 
     return {
         "fit": fit_method,
@@ -99,6 +101,7 @@ def _commands() -> dict[str, Callable[[list[str]], Action]]:
         "compare": compare,
         "report": report,
         "export": export_run,
+        "sensitivity": sensitivity_of_run,
         "info": info,
     }
 

@@ -4,6 +4,7 @@ from leanbayes.methods.deterministic import Deterministic
 from leanbayes.methods.ensemble import Ensemble
 from leanbayes.methods.mc_dropout import MCDropout
 from leanbayes.methods.mean_field import MeanField
+from leanbayes.methods.pbn import PBN
 from leanbayes.methods.registry import METHODS, describe_method, get_method, parse_method
 from leanbayes.methods.rigl import RigL
 from leanbayes.methods.ssvi import SSVI
@@ -11,6 +12,7 @@ from leanbayes.methods.vdp import VDP
 
 __all__ = [
     "METHODS",
+    "PBN",
     "SSVI",
     "VDP",
     "Deterministic",

@@ -12,6 +12,7 @@ from leanbayes.methods.deterministic import Deterministic
 from leanbayes.methods.ensemble import Ensemble
 from leanbayes.methods.mc_dropout import MCDropout
 from leanbayes.methods.mean_field import MeanField
+from leanbayes.methods.pbn import PBN
 from leanbayes.methods.rigl import RigL
 from leanbayes.methods.ssvi import SSVI
 from leanbayes.methods.vdp import VDP
@@ -22,6 +23,7 @@ METHODS: dict[str, Method] = {
     "ensemble": Ensemble(),
     "mean-field": MeanField(),
     "vdp": VDP(),
+    "pbn": PBN(),
     "ssvi": SSVI(),
     "rigl": RigL(),
 }

@@ -41,6 +41,15 @@ class Posterior(nn.Module):
         """The mean as a value for each slot, as `draw` gives them."""
         return self.layout.split(self.mean())
 
+    def random_slots(self) -> Sequence[bool]:
+        """Whether each slot has any variance; rules hand the others to the network as plain tensors."""
+        return [True] * len(self.layout)
+
+    @property
+    def random_weights(self) -> int:
+        """How many weights are Bayesian."""
+        return self.layout.numel
+
     def kl(self, key: Tensor) -> Tensor:
         """KL(q ‖ prior), summed over the weights; the key is used where it has to be sampled."""
         raise NotImplementedError  # abstract

@@ -397,5 +397,6 @@ class Covariance(Rule):
         """Give each layer the mean and variance of its weights."""
         layout, source = posterior.layout, NoiseSource(key)
         variance, kl = posterior.variance_and_kl(key) if with_kl else (posterior.variance(), None)
-        parts = zip(layout.split(posterior.mean()), layout.split(variance), layout, strict=True)
-        return [CovarianceWeight(m, v, source, slot.name) for m, v, slot in parts], kl
+        means, variances = layout.split(posterior.mean()), layout.split(variance)
+        parts = zip(means, variances, layout, posterior.random_slots(), strict=True)
+        return [CovarianceWeight(m, v, source, slot.name) if random else m for m, v, slot, random in parts], kl

@@ -13,7 +13,7 @@ from torch import Tensor
 from leanbayes import noise
 from leanbayes.posteriors import Posterior
 from leanbayes.rules.base import Rule
-from leanbayes.rules.weights import LinearUse, RandomWeight
+from leanbayes.rules.weights import LinearUse, RandomWeight, restart_noise
 
 
 class FlipoutWeight(RandomWeight):
@@ -46,13 +46,12 @@ class Flipout(Rule):
 
     def begin(self, model: Any, values: Sequence[Any], inputs: Any) -> None:
         """Use the same noise for every call with this draw."""
-        if values:
-            values[0].noise.restart()
+        restart_noise(values)
 
     def weights(self, posterior: Posterior, key: Tensor, with_kl: bool) -> tuple[Sequence[Any], Tensor | None]:
         """Give each layer its mean weights and one perturbation of them."""
         layout, source = posterior.layout, noise.NoiseSource(key)
         change, kl = posterior.perturbation_and_kl(key) if with_kl else (posterior.perturbation(key), None)
         means, changes = layout.split(posterior.mean()), layout.split(change)
-        values = [FlipoutWeight(m, c, source, slot.name) for m, c, slot in zip(means, changes, layout, strict=True)]
-        return values, kl
+        slots = zip(means, changes, layout, posterior.random_slots(), strict=True)
+        return [FlipoutWeight(m, c, source, slot.name) if random else m for m, c, slot, random in slots], kl

@@ -14,7 +14,7 @@ from leanbayes import gaussian
 from leanbayes.noise import NoiseSource
 from leanbayes.posteriors import Posterior
 from leanbayes.rules.base import Rule
-from leanbayes.rules.weights import LinearUse, RandomWeight
+from leanbayes.rules.weights import LinearUse, RandomWeight, restart_noise
 
 
 class LocalWeight(RandomWeight):
@@ -42,13 +42,12 @@ class Local(Rule):
 
     def begin(self, model: Any, values: Sequence[Any], inputs: Any) -> None:
         """Use the same noise for every call with this draw."""
-        if values:
-            values[0].noise.restart()
+        restart_noise(values)
 
     def weights(self, posterior: Posterior, key: Tensor, with_kl: bool) -> tuple[Sequence[Any], Tensor | None]:
         """Give each layer the mean and variance of its weights."""
         layout, source = posterior.layout, NoiseSource(key)
         variance, kl = posterior.variance_and_kl(key) if with_kl else (posterior.variance(), None)
         means, variances = layout.split(posterior.mean()), layout.split(variance)
-        values = [LocalWeight(m, v, source, slot.name) for m, v, slot in zip(means, variances, layout, strict=True)]
-        return values, kl
+        slots = zip(means, variances, layout, posterior.random_slots(), strict=True)
+        return [LocalWeight(m, v, source, slot.name) if random else m for m, v, slot, random in slots], kl

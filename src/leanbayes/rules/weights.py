@@ -129,6 +129,13 @@ def _random_weights(values: Iterable[Any]) -> Iterator["RandomWeight"]:
             yield from _random_weights(value)
 
 
+def restart_noise(values: Iterable[Any]) -> None:
+    """Let the random ones of a network's weights, which share one source of noise, use it from the start again."""
+    first = next(_random_weights(values), None)
+    if first is not None:
+        first.noise.restart()
+
+
 class RandomWeight(TensorLike):
     """A weight with a mean and a spread, in the place of a layer's tensor."""
 

@@ -92,8 +92,8 @@ class Loop:
             for group in optimiser.param_groups:
                 group["lr"] = group["full_lr"] * factor
         training.temperature = recipe.temperature_at(training.step, training.steps)
-        self._temperature.fill_(training.temperature)
         self._method.before_step(training)
+        self._temperature.fill_(training.temperature)  # which the method may have changed
         for number in range(recipe.accumulate):
             training.batch = x, y = next(parts)
             place = number * accelerator.num_processes + accelerator.process_index

@@ -31,6 +31,7 @@ class Recipe:
         warmup: share of the steps in which the learning rates rise from 0. Then they fall as a cosine.
         temperature: weight of the KL. 1 is the plain ELBO; networks with more weights than data want a colder one.
         temperature_warmup: share of the steps in which the temperature rises linearly from 0.
+        temperature_end: what the temperature moves to, linearly over the rest of the steps. None means that it stays.
         samples: draws of the weights in each training step.
         clip: largest norm of the gradient. A larger one is scaled down.
         precision: number format of the network's arithmetic. None means what `accelerate launch` says, else fp32.
@@ -58,6 +59,7 @@ class Recipe:
     warmup: float = 0.05
     temperature: float = 0.01
     temperature_warmup: float = 0.5
+    temperature_end: float | None = None
     samples: int = 1
     clip: float | None = None
     precision: Literal["fp32", "bf16", "fp16"] | None = None
@@ -83,7 +85,7 @@ class Recipe:
             self._check(name, 0)
         for name in ("warmup", "temperature_warmup"):
             self._check(name, 0, 1)
-        for name in ("lr", "weight_decay", "clip", "checkpoint_steps"):
+        for name in ("lr", "weight_decay", "temperature_end", "clip", "checkpoint_steps"):
             if getattr(self, name) is not None:
                 self._check(name, 1 if name == "checkpoint_steps" else 0, integer=name == "checkpoint_steps")
         for name, choices in (
@@ -115,9 +117,14 @@ class Recipe:
         return 0.5 * (1 + math.cos(math.pi * (step - rise) / max(steps - rise, 1))) if step > rise else 1.0
 
     def temperature_at(self, step: int, steps: int) -> float:
-        """The temperature of a step: a linear rise, then what was asked for."""
+        """The temperature of a step: a linear rise, then what was asked for, or from there a line to another."""
         rise = self.temperature_warmup * steps
-        return self.temperature * min(1.0, (step + 1) / rise if rise else 1.0)
+        if step + 1 < rise:
+            return self.temperature * (step + 1) / rise
+        if self.temperature_end is None:
+            return self.temperature
+        done = (step - rise) / max(steps - rise, 1) if step > rise else 0.0
+        return self.temperature + done * (self.temperature_end - self.temperature)
 
     def optimisers(self, bnn: BayesianModel) -> list[torch.optim.Optimizer]:
         """Make the optimiser of the means, and that of the spreads where there are any."""

@@ -51,7 +51,8 @@ class MomentPropagation(Rule):
         variance, kl = posterior.variance_and_kl(key) if with_kl else (posterior.variance(), None)
         means = layout.split(posterior.mean())
         variances = layout.split(variance.to(variance_dtype(variance.dtype)))
-        return [Moments(m, v, within=within) for m, v in zip(means, variances, strict=True)], kl
+        slots = zip(means, variances, posterior.random_slots(), strict=True)
+        return [Moments(m, v, within=within) if random else m for m, v, random in slots], kl
 
     def prepare(self, model: Any) -> None:
         """Give the model the signs of the probes, which every pass reads."""
@@ -65,7 +66,9 @@ class MomentPropagation(Rule):
                 f"{type(model.method).__name__} has no Bayesian weights, so there are no moments to pass on: "
                 'use bnn.using("sample").'
             )
-        within: Pass = values[0].within
+        within = next((value.within for value in values if isinstance(value, Moments)), None)
+        if within is None:  # all weights are points
+            return
         if not model.posterior.training:
             within.signs = model.probe_signs
         within.taken, within.batch_first = 0, model.batch_first
@@ -75,12 +78,21 @@ class MomentPropagation(Rule):
 
     def finish(self, model: Any, output: Any) -> Any:
         """Correct the outputs by what `calibrate_moments` has found, for the settings that it was found with."""
+        if not any(model.posterior.random_slots()):
+            return map_outputs(_without_noise, output)
         mean, std = model.moment_scale
         fitted = model.method.make_rule(self.name)
         same = (self.correlation, self.activations) == (fitted.correlation, fitted.activations)
         if model.training or not same or mean == std == 1:
             return output
         return map_outputs(lambda value: _scaled(value, mean, std) if isinstance(value, Moments) else value, output)
+
+
+def _without_noise(value: Any) -> Any:
+    """A value of a network whose weights are all points."""
+    if not isinstance(value, Tensor) or not value.is_floating_point():
+        return value
+    return Moments(value, value.new_zeros(()).to(variance_dtype(value.dtype)).expand(value.shape))
 
 
 def _scaled(value: Moments, mean: float, std: float) -> Moments:

@@ -1,0 +1,551 @@
+"""PBN: plain training, a choice, and a partial posterior; every rule, the two stages, and the dial."""
+
+import copy
+import itertools
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from networks import CASES
+from safetensors import safe_open
+from safetensors.torch import save_file
+from torch import Tensor, nn
+from torch.utils.flop_counter import FlopCounterMode
+from training_cases import (
+    SETTINGS,
+    assert_equal_models,
+    clusters,
+    conv,
+    curve,
+    expect,
+    finish,
+    mlp,
+    models_equal,
+    pictures,
+    stopped_at,
+    task,
+    together,
+)
+
+import leanbayes as lb
+from leanbayes.data import Batches
+from leanbayes.posteriors import PartialPosterior
+from leanbayes.rules import MomentPropagation
+from leanbayes.rules.weights import RandomWeight
+from leanbayes.training import Recipe, fit, read_record
+
+RULES = ["sample", "flipout", "local", "moments", "mean"]
+BATCHES = [clusters()[:64], clusters()[64:128]]
+
+
+def partial(bnn: lb.BayesianModel) -> PartialPosterior:
+    assert isinstance(bnn.posterior, PartialPosterior)
+    return bnn.posterior
+
+
+def train(method: Any, out: Path | None = None, **changes: Any) -> lb.BayesianModel:
+    return fit(mlp(), method, task(clusters()), out=out, **{**SETTINGS, **changes})
+
+
+def last_layer(rule: str = "sample", **settings: Any) -> lb.BayesianModel:
+    """An MLP of three layers, of which only the last is Bayesian."""
+    net = CASES["mlp"].build()
+    with torch.no_grad():
+        net[4].weight.mul_(100)  # type: ignore[index]
+    method = lb.PBN(0.12, sensitivity="magnitude", per="layer", rule=rule, init_std=0.5, **settings)
+    return lb.bayesianize(net, method)
+
+
+# -- what is chosen ---------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", ["jacobian", "moment", "fisher", "paper", "magnitude", "random"])
+def test_the_weights_with_the_highest_scores_are_bayesian(kind: Any) -> None:
+    method = lb.PBN(0.2, sensitivity=kind, init_std=0.1, relative=False)
+    bnn = lb.bayesianize(mlp(), method, data=BATCHES)
+    expected = lb.sensitivity(mlp(), BATCHES, kind).top(0.2)
+    assert torch.equal(partial(bnn).index, expected.int())
+    assert len(expected) == 28
+    plain = mlp()
+    assert torch.equal(bnn.posterior.mean(), bnn.layout.join([plain.get_parameter(s.name) for s in bnn.layout]))
+    torch.testing.assert_close(partial(bnn).std(), torch.full((28,), 0.1))
+    assert "PBN, rule='sample', 28 Bayesian weights" in str(bnn)
+
+
+@pytest.mark.parametrize(("per", "count"), [("weight", 57), ("row", 54), ("layer", 48)])
+def test_weights_rows_or_layers(per: Any, count: int) -> None:
+    bnn = lb.bayesianize(mlp(), lb.PBN(0.4, per=per), data=BATCHES)
+    assert len(partial(bnn).index) == count
+    mask = bnn.posterior.variance() > 0
+    rows = [row for part in bnn.layout.split(mask) for row in part]
+    if per != "weight":
+        assert all(row.all() or not row.any() for row in rows)
+    if per == "layer":
+        assert all(part.all() or not part.any() for part in bnn.layout.split(mask))
+
+
+def test_without_data_a_choice_that_needs_them_is_refused_when_it_is_needed() -> None:
+    bnn, (x, y) = lb.bayesianize(mlp(), lb.PBN()), BATCHES[0]
+    calls: list[Callable[[], Any]] = [
+        lambda: bnn(x),
+        lambda: bnn.predict(x),
+        lambda: lb.elbo(bnn, x, y, num_data=100),
+        lambda: bnn.kl(),
+        lambda: bnn.save("never.safetensors"),
+        lambda: bnn.restrict(0.01),
+        lambda: lb.bayesianize(bnn, lb.MeanField()),
+    ]
+    for call in calls:
+        expect(call, "not chosen yet", "data=batches")
+    for kind in ("magnitude", "random"):
+        lb.bayesianize(mlp(), lb.PBN(sensitivity=kind))(x)
+
+
+def test_data_are_refused_by_methods_that_choose_nothing() -> None:
+    for method in (lb.MeanField(), lb.Deterministic(), lb.SSVI(0.3)):
+        expect(lambda method=method: lb.bayesianize(mlp(), method, data=BATCHES), "leave data out")  # type: ignore[misc]
+
+
+def test_settings_that_do_not_fit_are_told() -> None:
+    wrong: Any
+    for wrong in (-0.1, 1.5, float("nan"), True):
+        expect(lambda wrong=wrong: lb.PBN(wrong), "rate=", "from 0 to 1")  # type: ignore[misc]
+    for settings, words in (
+        ({"sensitivity": "fischer"}, ("'fischer'", "fisher")),
+        ({"per": "channel"}, ("per='channel'", "'weight', 'row', 'layer'")),
+        ({"kl": "median"}, ("kl='median'",)),
+        ({"pretrain": 1.0}, ("pretrain=1.0", "less than 1")),
+        ({"pretrain": -0.5}, ("pretrain=-0.5",)),
+        ({"init_std": 0.0}, ("init_std=0.0",)),
+        ({"samples": 0}, ("samples=0",)),
+        ({"rule": "guess"}, ("'guess'",)),
+        ({"prior": lb.ScaleMixture(), "kl": "mean"}, ("kl='mean'", "lb.Normal")),
+    ):
+        expect(lambda given=settings: lb.PBN(**given), *words)  # type: ignore[misc]
+    expect(lambda: lb.bayesianize(mlp(), lb.PBN(0.001), data=BATCHES), "less than one weight")
+    expect(lambda: lb.bayesianize(mlp(), lb.PBN(0.02, per="row"), data=BATCHES), "smallest row has 6")
+
+
+def test_a_new_partial_model_takes_over_the_spreads_of_an_earlier_one() -> None:
+    dense = lb.bayesianize(mlp(), lb.MeanField(init_std=0.3, relative=False))
+    bnn = lb.bayesianize(dense, lb.PBN(0.2, init_std=0.1, relative=False), data=BATCHES)
+    torch.testing.assert_close(partial(bnn).std(), torch.full((28,), 0.3))
+    wider = lb.bayesianize(bnn, lb.PBN(0.4, init_std=0.1, relative=False), data=BATCHES)
+    old = torch.isin(partial(wider).index, partial(bnn).index)
+    torch.testing.assert_close(partial(wider).std(), torch.where(old, 0.3, 0.1))
+    points = lb.bayesianize(bnn, lb.MeanField())
+    assert torch.equal(points.posterior.mean(), bnn.posterior.mean())
+
+
+# -- from deterministic to mean-field ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("rule", RULES)
+def test_a_rate_of_0_is_the_plain_network(rule: str) -> None:
+    bnn, (x, y) = lb.bayesianize(mlp().eval(), lb.PBN(0.0, rule=rule)), BATCHES[0]
+    for _ in range(2):
+        output = bnn(x)
+        torch.testing.assert_close(output.loc if isinstance(output, lb.Moments) else output, mlp()(x))
+    assert bnn.kl() == 0
+    prediction = bnn.predict(x)
+    torch.testing.assert_close(prediction.probs, mlp()(x).softmax(1))
+    assert prediction.mutual_information.abs().max() < 1e-5
+    loss = lb.elbo(bnn, x, y, num_data=100)
+    torch.testing.assert_close(loss, nn.functional.cross_entropy(mlp()(x), y))
+    loss.backward()
+    assert all(p.grad is not None and p.grad.isfinite().all() for p in bnn.parameters() if p.requires_grad)
+    assert train(lb.PBN(0.0, rule=rule), epochs=2).kl() == 0
+
+
+@pytest.mark.parametrize("rule", RULES)
+def test_a_rate_of_1_is_mean_field(rule: str) -> None:
+    x, y = BATCHES[0]
+    results = []
+    for method in (lb.PBN(1.0, rule=rule), lb.MeanField(rule=rule)):
+        bnn = lb.bayesianize(mlp(), method).eval()
+        loss = lb.elbo(bnn, x, y, num_data=100)
+        results.append([loss, *torch.autograd.grad(loss, list(bnn.parameters()), allow_unused=True)])
+    for ours, theirs in zip(*results, strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-6)
+
+
+# -- rules skip what has no variance ----------------------------------------------------------------------------------
+
+
+def flops(call: Callable[[], Any]) -> int:
+    with FlopCounterMode(display=False) as counter:
+        call()
+    return counter.get_total_flops()
+
+
+@pytest.mark.parametrize("rule", ["flipout", "local", "moments", "covariance"])
+def test_layers_without_bayesian_weights_are_plain(rule: str) -> None:
+    bnn, x = last_layer(rule), torch.randn(4, 6)
+    assert partial(bnn).random_slots() == [False, False, True]
+    assert bnn.posterior.variance().count_nonzero() == 48
+    with bnn.drawn():
+        kinds = [type(bnn.network[place].weight) for place in (0, 2, 4)]  # type: ignore[index]
+    assert [issubclass(kind, Tensor) for kind in kinds] == [True, True, False]
+    assert issubclass(kinds[2], (RandomWeight, lb.Moments))
+    with torch.no_grad():
+        plain, everywhere = flops(lambda: mlp_of(bnn)(x)), lb.bayesianize(mlp_of(bnn), lb.MeanField(rule=rule))
+        last = 2 * 4 * 16 * 3  # one more product with the last layer's variance or perturbation, and no other
+        if rule != "covariance":
+            assert flops(lambda: bnn(x)) == plain + last
+        assert flops(lambda: everywhere(x)) > flops(lambda: bnn(x))
+
+
+def mlp_of(bnn: lb.BayesianModel) -> nn.Module:
+    return bnn.to_deterministic().eval()
+
+
+@pytest.mark.parametrize("network", ["cnn", "vit_mha", "language_model", "autoencoder"])
+def test_one_pass_is_that_of_mean_field_with_hardly_any_noise_elsewhere(network: str) -> None:
+    case = CASES[network]
+    net, x = case.build().double().eval(), case.example()
+    x = x.double() if x.is_floating_point() else x
+    bnn = lb.bayesianize(net, lb.PBN(0.3, sensitivity="magnitude", per="layer", rule="moments", init_std=0.2))
+    assert set(partial(bnn).random_slots()) == {True, False}
+    dense = lb.bayesianize(bnn, lb.MeanField(rule="moments"))  # points have a std of 1e-8 there
+    none = MomentPropagation("none")  # with common noise the signs of the probes would fall on other channels
+    with torch.no_grad(), bnn.using(none), dense.using(none):
+        found, expected = bnn(x), dense(x)
+    torch.testing.assert_close(found.loc, expected.loc, rtol=1e-6, atol=1e-8)
+    torch.testing.assert_close(found.variance, expected.variance, rtol=1e-4, atol=1e-10)
+    assert found.variance.mean() > 1e-6
+
+
+@pytest.mark.parametrize("rule", ["sample", "flipout", "local"])
+def test_draws_have_the_variance_of_one_exact_layer(rule: str) -> None:
+    bnn, x = last_layer(rule).eval(), torch.randn(3, 6)
+    with torch.no_grad():
+        draws = torch.stack([bnn(x) for _ in range(2000)])
+        exact = last_layer("moments").eval()(x)
+    torch.testing.assert_close(draws.mean(0), exact.loc, rtol=0, atol=0.15 * exact.std.max().item())
+    torch.testing.assert_close(draws.var(0), exact.variance, rtol=0.15, atol=0)
+
+
+@pytest.mark.parametrize("rate", [0.0, 0.12])
+def test_one_pass_is_exported(rate: float) -> None:
+    bnn, x = last_layer().eval(), torch.randn(4, 6)
+    bnn = bnn.restrict(rate)
+    program = lb.export_program(bnn, x)
+    found, expected = program.module()(x), bnn.predict(x, rule="moments")
+    torch.testing.assert_close(found["probs"], expected.probs, rtol=1e-4, atol=1e-5)
+    variances = [name for name in program.state_dict if "variance_" in name]
+    assert len(variances) == (1 if rate else 0)
+    assert bool(found["variance"].any()) == (rate > 0)
+
+
+# -- training ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("rule", RULES)
+def test_every_rule_trains(rule: str) -> None:
+    bnn = train(lb.PBN(0.2, rule=rule), epochs=12, lr=2e-2, scale_lr=0.05)
+    x, y = task(clusters()).validation[:]
+    assert (bnn.predict(x).label == y).float().mean() > 0.9
+    assert len(partial(bnn).index) == 28
+    first = lb.bayesianize(mlp_of(bnn), lb.PBN(0.2), data=BATCHES)
+    assert not torch.allclose(partial(bnn).std().mean(), partial(first).std().mean(), rtol=0.05)  # σ has learned
+
+
+def test_the_choice_is_that_of_the_network_the_first_stage_has_trained(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[Tensor] = []
+    choose = PartialPosterior.choose
+
+    def noted(self: PartialPosterior, index: Tensor) -> None:
+        choose(self, index)
+        seen.extend([self.mean().detach().clone(), self.index.clone()])
+
+    monkeypatch.setattr(PartialPosterior, "choose", noted)
+    bnn = train(lb.PBN(0.2), epochs=4, lr=1e-2)
+    mean, index = seen
+    point = train(lb.Deterministic(), epochs=2, lr=1e-2).to_deterministic()  # the first stage alone
+    assert torch.equal(mean, bnn.layout.join([point.get_parameter(slot.name) for slot in bnn.layout]).detach())
+    plain = Batches(task(clusters()).train, 16)
+    assert torch.equal(index, lb.sensitivity(point, plain.epoch()).top(0.2).int())
+    assert torch.equal(partial(bnn).index, index)
+    assert not torch.equal(index, lb.sensitivity(mlp(), plain.epoch()).top(0.2).int())
+
+
+def test_a_trained_network_needs_no_first_stage() -> None:
+    assert [type(stage.method) for stage in lb.PBN().stages()] == [lb.Deterministic, lb.PBN]
+    assert [stage.share for stage in lb.PBN(pretrain=0.25).stages()] == [0.25, 0.75]
+    method = lb.PBN(0.2, pretrain=0.0)
+    assert [stage.method for stage in method.stages()] == [method]
+    bnn = train(method, epochs=1)
+    expected = lb.sensitivity(mlp(), Batches(task(clusters()).train, 16).epoch()).top(0.2)
+    assert torch.equal(partial(bnn).index, expected.int())
+    expect(lambda: train(lb.PBN(), epochs=1), "too few for 2 stages")
+
+
+@pytest.mark.parametrize("step", [9, 16, 23])
+def test_it_is_resumed_bit_by_bit(step: int, tmp_path: Path) -> None:
+    method = lb.PBN(0.2, prior=lb.Normal("std", "pretrained"))
+    whole = train(method, tmp_path / "whole", lr=1e-2)
+    with stopped_at(step):
+        train(method, tmp_path / "stopped", lr=1e-2, checkpoint_steps=7)
+    assert_equal_models(train(method, tmp_path / "stopped", lr=1e-2, checkpoint_steps=7), whole)
+    assert curve(read_record(tmp_path / "stopped")) == curve(read_record(tmp_path / "whole"))
+
+
+def test_batch_norm_dropout_and_bf16_are_resumed_bit_by_bit(tmp_path: Path) -> None:
+    def run(out: Path) -> lb.BayesianModel:
+        changes: dict[str, Any] = {"precision": "bf16", "checkpoint_steps": 3, "epochs": 3}
+        return fit(conv(), lb.PBN(0.1, rule="local"), task(pictures()), out=out, **{**SETTINGS, **changes})
+
+    whole = run(tmp_path / "whole")
+    with stopped_at(7):
+        run(tmp_path / "stopped")
+    assert_equal_models(run(tmp_path / "stopped"), whole)
+
+
+def test_spreads_alone_are_trained() -> None:
+    method = lb.PBN(0.2, pretrain=0.0, train_means=False)
+    bnn = train(method, epochs=3, scale_lr=0.1)
+    plain, found = mlp().state_dict(), mlp_of(bnn).state_dict()
+    assert all(torch.equal(plain[name], found[name]) for name in plain)
+    trainable = [name for name, p in bnn.named_parameters() if p.requires_grad]
+    assert trainable == ["posterior.rho"]
+    first = lb.bayesianize(mlp(), method, data=Batches(task(clusters()).train, 16).epoch())
+    assert torch.equal(partial(first).index, partial(bnn).index)
+    assert not torch.allclose(partial(first).rho, partial(bnn).rho, rtol=0.05)
+    assert not models_equal(train(lb.PBN(0.2, pretrain=0.0), epochs=3).to_deterministic(), mlp())
+
+
+def write_state(folder: Path, method: lb.Method) -> None:
+    """Train as one of several processes, and write down what this one has in the end."""
+    bnn = train(method, epochs=2, refresh_batchnorm=False)
+    torch.save(bnn.state_dict(), folder / f"{os.environ['RANK']}.pt")
+
+
+@pytest.mark.parametrize("method", [lb.PBN(0.2, sensitivity="fisher"), lb.PBN(0.0)])
+def test_two_processes_agree_on_the_choice(method: lb.Method, tmp_path: Path) -> None:
+    assert [finish(process) for process in together(write_state, 2, tmp_path, method)] == [0, 0]
+    one, other = (torch.load(tmp_path / f"{rank}.pt") for rank in range(2))
+    assert all(torch.equal(tensor, other[name]) for name, tensor in one.items())
+    assert len(one["posterior.index"]) == int(method.rate * 144)  # type: ignore[attr-defined]
+
+
+def test_the_choice_is_made_on_what_all_processes_have_found() -> None:
+    bnn = lb.bayesianize(mlp(), lb.PBN(0.2))
+    calls: list[Tensor] = []
+
+    def average(scores: Tensor) -> Tensor:
+        calls.append(scores)
+        return torch.arange(144.0)
+
+    training = lb.Training(bnn, 10, 100, lambda: BATCHES, average=average)
+    bnn.method.start(training)
+    assert partial(bnn).index.tolist() == list(range(116, 144))
+    torch.testing.assert_close(calls[0], lb.sensitivity(mlp(), BATCHES).scores)
+    bnn.method.start(training)  # what is chosen stays
+    assert len(calls) == 1
+
+
+# -- the paper's ------------------------------------------------------------------------------------------------------
+
+
+def test_the_papers_loss_is_the_mean_loss_and_the_weighted_mean_kl() -> None:
+    method = lb.PBN.paper()
+    bnn, (x, y) = lb.bayesianize(mlp(), method, data=BATCHES), BATCHES[0]
+    assert torch.equal(partial(bnn).index, lb.sensitivity(mlp(), BATCHES, "paper").top(0.05).int())
+    recipe = Recipe(temperature=0.2, temperature_end=0.01, temperature_warmup=0.0)
+    training = lb.Training(bnn, 100, 128, temperature=recipe.temperature_at(0, 100))
+    method.before_step(training)
+    with bnn.frozen(0):
+        loss = lb.elbo(bnn, x, y, num_data=128, temperature=training.temperature)
+        nll = nn.functional.cross_entropy(bnn(x), y)
+    index = partial(bnn).index.long()
+    q = torch.distributions.Normal(bnn.posterior.mean()[index], partial(bnn).std())
+    kl = torch.distributions.kl_divergence(q, torch.distributions.Normal(0.0, 1.0))
+    slots = bnn.layout.slots_of(index)
+    expected = torch.stack([kl[slots == slot].mean() for slot in slots.unique()]).sum()
+    torch.testing.assert_close(loss, nll + 0.2 * expected)
+
+
+def test_the_papers_temperature_falls() -> None:
+    recipe = Recipe(temperature=0.2, temperature_end=0.01, temperature_warmup=0.0)
+    found = [recipe.temperature_at(step, 100) for step in (0, 50, 99)]
+    assert found == pytest.approx([0.2, 0.105, 0.0119])
+    rising = Recipe(temperature=0.2, temperature_end=0.1, temperature_warmup=0.5)
+    assert [rising.temperature_at(step, 100) for step in (24, 49, 75)] == pytest.approx([0.1, 0.2, 0.15])
+    expect(lambda: Recipe(temperature_end=-1.0), "temperature_end=-1.0")
+
+
+def test_the_papers_training_runs(tmp_path: Path) -> None:
+    settings: dict[str, Any] = {"optimiser": "sgd", "lr": 0.01, "samples": 5, "temperature": 0.2}
+    train(lb.PBN.paper(), tmp_path, epochs=2, temperature_end=0.01, temperature_warmup=0.0, log_every=1, **settings)
+    told = [entry["temperature"] / 128 for entry in read_record(tmp_path)["history"][8:]]
+    assert told == pytest.approx([0.2 - 0.19 * step / 8 for step in range(8)])
+
+
+# -- the dial ---------------------------------------------------------------------------------------------------------
+
+
+def dialled(method: Any) -> lb.BayesianModel:
+    """A model whose spreads all differ."""
+    bnn = lb.bayesianize(mlp(), method, data=BATCHES if isinstance(method, lb.PBN) else None)
+    with torch.no_grad():
+        rho = bnn.posterior.get_parameter("rho")
+        rho.add_(torch.randn(rho.shape, generator=torch.Generator().manual_seed(0)))
+    return bnn.eval()
+
+
+DIALLED = [
+    lb.MeanField(),
+    lb.PBN(0.5),
+    lb.PBN(0.5, prior=lb.Normal("std", center="pretrained")),
+    lb.PBN(0.5, prior=lb.ScaleMixture()),
+    lb.SSVI(0.5),
+    lb.MeanField(prior=lb.Normal("fan_in", center="pretrained")),
+]
+
+
+@pytest.mark.parametrize("method", DIALLED, ids=lambda method: type(method).__name__)
+@pytest.mark.parametrize("with_data", [False, True])
+def test_a_smaller_rate_keeps_some_spreads_as_they_are(method: Any, with_data: bool, tmp_path: Path) -> None:
+    bnn, data = dialled(method), BATCHES if with_data else None
+    before = copy.deepcopy(bnn)
+    variance, sets = bnn.posterior.variance().detach(), []
+    for rate in (0.4, 0.1, 0.05, 0.0):
+        small = bnn.restrict(rate, data)
+        kept = small.posterior.variance().detach() > 0
+        assert kept.sum() == int(rate * 144)
+        torch.testing.assert_close(small.posterior.variance()[kept], variance[kept])
+        assert torch.equal(small.posterior.mean(), bnn.posterior.mean())
+        assert isinstance(small.method, lb.PBN)
+        assert not small.training
+        sets.append(kept)
+        small.save(tmp_path / "model.safetensors")
+        loaded = lb.load(tmp_path / "model.safetensors", mlp())
+        assert_equal_models(loaded, small)
+        assert torch.equal(loaded.predict(BATCHES[0][0], 3).probs, small.predict(BATCHES[0][0], 3).probs)
+    for larger, smaller in itertools.pairwise(sets):
+        assert (larger | ~smaller).all()
+    again = bnn.restrict(0.4, data).restrict(0.1, data)
+    assert torch.equal(again.posterior.variance() > 0, sets[1])
+    assert_equal_models(bnn, before)
+
+
+@pytest.mark.parametrize("method", DIALLED[:3], ids=lambda method: type(method).__name__)
+def test_the_whole_dial_changes_nothing(method: Any) -> None:
+    bnn, x = dialled(method), BATCHES[0][0]
+    whole = bnn.restrict(1.0)
+    assert_equal_models(whole, bnn)
+    assert whole.method == bnn.method
+    assert whole is not bnn
+    with bnn.frozen(0), whole.frozen(0):
+        assert torch.equal(bnn(x), whole(x))
+    twin = bnn.restrict(0.4)
+    with torch.no_grad():
+        twin.posterior.get_parameter("mu").add_(1)
+        twin.network.get_parameter("0.bias").add_(1)
+    assert torch.equal(bnn.posterior.mean(), whole.posterior.mean())
+    assert torch.equal(bnn.network.get_parameter("0.bias"), mlp().get_parameter("0.bias"))
+
+
+def test_what_is_kept_is_what_has_shrunk_from_its_prior_or_matters_on_data() -> None:
+    bnn = dialled(lb.MeanField(prior=lb.Normal("fan_in")))
+    variance = bnn.posterior.variance().detach()
+    scale: Any = bnn.posterior.prior.normal_terms().scale  # type: ignore[union-attr, operator]
+    best = (variance / scale**2).argsort()[:14].sort().values
+    assert torch.equal(partial(bnn.restrict(0.1)).index, best.int())
+    scores = variance * lb.sensitivity(bnn, BATCHES).scores
+    best = scores.argsort(descending=True)[:14].sort().values
+    assert torch.equal(partial(bnn.restrict(0.1, BATCHES)).index, best.int())
+
+
+def test_a_dialled_model_keeps_the_kl_of_what_is_left() -> None:
+    bnn = dialled(lb.PBN(0.5, prior=lb.Normal("std", center="pretrained")))
+    with torch.no_grad():
+        bnn.posterior.get_parameter("mu").add_(0.1)
+    small = bnn.restrict(0.1)
+    where = torch.isin(partial(bnn).index, partial(small).index)
+    terms: Any = partial(bnn)._terms()
+    q = torch.distributions.Normal(small.posterior.mean()[partial(small).index.long()], partial(small).std())
+    p = torch.distributions.Normal(terms.loc[where], terms.scale[where])
+    torch.testing.assert_close(small.kl(), torch.distributions.kl_divergence(q, p).sum(), rtol=1e-4, atol=1e-5)
+
+
+def test_the_dial_keeps_most_of_what_a_trained_model_says() -> None:
+    """The spreads that it keeps move the predictions more than as many others do."""
+    bnn = train(lb.MeanField(), epochs=40, lr=1e-2, scale_lr=0.05, temperature=0.5)
+    x = task(clusters()).validation[:][0]
+    with torch.no_grad(), bnn.using("moments"):
+        whole = bnn(x).variance.sum()
+        kept = {}
+        for name, data in (("shrunk", None), ("data", BATCHES)):
+            with (small := bnn.restrict(0.3, data)).using("moments"):
+                kept[name] = (small(x).variance.sum() / whole).item()
+    assert kept["shrunk"] > 0.3
+    assert kept["data"] > 0.5
+
+
+def test_the_dial_refuses_what_has_no_spreads() -> None:
+    for method in (lb.Deterministic(), lb.Ensemble(2), lb.RigL(0.3), lb.VDP(variance="row")):
+        bnn = lb.bayesianize(mlp(), method)
+        expect(lambda bnn=bnn: bnn.restrict(0.1), "use PBN, MeanField or SSVI")  # type: ignore[misc]
+    expect(lambda: dialled(lb.MeanField()).restrict(1.5), "from 0 to 1")
+
+
+# -- files ------------------------------------------------------------------------------------------------------------
+
+
+def rewritten(path: Path, change: Callable[[dict[str, Tensor]], Any]) -> None:
+    with safe_open(path, framework="pt") as file:
+        metadata, tensors = file.metadata(), {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+    change(tensors)
+    save_file(tensors, path, metadata=metadata)
+
+
+def replaced(name: str, change: Callable[[Tensor], Tensor]) -> Callable[[dict[str, Tensor]], None]:
+    return lambda tensors: tensors.update({name: change(tensors[name])})
+
+
+END = torch.tensor([0xFF, 0x01]).byte()
+DAMAGES: dict[str, tuple[Callable[[dict[str, Tensor]], Any], str]] = {
+    "beyond the end": (replaced("posterior.index", lambda t: torch.cat([t[:-1], END])), "beyond the 144"),
+    "one position too few": (replaced("posterior.index", lambda t: t[:-1]), "27 positions where 28"),
+    "not bytes": (replaced("posterior.index", lambda t: t.long()), "row of bytes"),
+    "no positions": (lambda tensors: tensors.pop("posterior.index"), "posterior.index"),
+    "one spread too many": (
+        replaced("posterior.rho", lambda t: torch.cat([t, t[:1]])),
+        "prior.loc has the shape",
+    ),
+    "a matrix of spreads": (replaced("posterior.rho", lambda t: t.view(4, 7).clone()), "rho has the shape"),
+    "no spreads": (lambda tensors: tensors.pop("posterior.rho"), "posterior.rho"),
+    "too few means": (replaced("posterior.mu", lambda t: t[:-1].clone()), "mu has the shape"),
+    "too few centres": (replaced("posterior.prior.loc", lambda t: t[:-1].clone()), "prior.loc has the shape"),
+}
+
+
+@pytest.mark.parametrize("name", DAMAGES)
+def test_a_damaged_file_is_told(name: str, tmp_path: Path) -> None:
+    path, method = tmp_path / "model.safetensors", lb.PBN(0.2, prior=lb.Normal(center="pretrained"))
+    lb.bayesianize(mlp(), method, data=BATCHES).save(path)
+    change, message = DAMAGES[name]
+    rewritten(path, change)
+    with pytest.raises(lb.FileFormatError, match=message) as caught:
+        lb.load(path, mlp())
+    assert "\n" not in str(caught.value)
+
+
+def test_a_file_has_few_bytes_for_a_spread(tmp_path: Path) -> None:
+    network = nn.Sequential(nn.Linear(64, 256), nn.ReLU(), nn.Linear(256, 256), nn.Linear(256, 4))
+    path = tmp_path / "model.safetensors"
+    data = [(torch.randn(64, 64), torch.arange(64) % 4)]
+    bnn = lb.bayesianize(network, lb.PBN(0.05, prior=lb.Normal(center="pretrained"), train_means=False), data=data)
+    bnn.save(path)
+    parts, count = lb.saving.describe(path)["parts"], len(partial(bnn).index)
+    assert parts["posterior.mu"]["numbers"] == bnn.layout.numel
+    assert parts["posterior.rho"]["numbers"] == parts["posterior.prior.loc"]["numbers"] == count
+    assert parts["posterior.index"]["bytes"] < 1.3 * count
+    loaded = lb.load(path, network)
+    assert_equal_models(loaded, bnn)
+    assert [p.requires_grad for p in loaded.parameters()] == [p.requires_grad for p in bnn.parameters()]
+    assert partial(loaded).random_slots() == partial(bnn).random_slots()

@@ -1,0 +1,336 @@
+"""Sensitivities against per-example Jacobians by brute force, and the choice of the highest scores."""
+
+import functools
+from typing import Any, get_args
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from networks import CASES, seeded
+from scipy.stats import spearmanr
+from sklearn.datasets import load_digits
+from torch import Tensor, nn
+from torch.utils.flop_counter import FlopCounterMode
+from training_cases import expect, models_equal
+
+import leanbayes as lb
+from leanbayes import gradients
+from leanbayes.layout import Layout, Slot
+from leanbayes.selection import count_of, top
+from leanbayes.sensitivities import DEFAULT, Kind
+
+KINDS: Any = get_args(Kind)
+
+
+@seeded
+def perceptron() -> nn.Module:
+    return nn.Sequential(nn.Linear(64, 32), nn.ReLU(), nn.Linear(32, 32), nn.ReLU(), nn.Linear(32, 10))
+
+
+@seeded
+def convolutional() -> nn.Module:
+    return nn.Sequential(
+        nn.Unflatten(1, (1, 8, 8)),
+        nn.Conv2d(1, 8, 3, padding=1),
+        nn.ReLU(),
+        nn.Conv2d(8, 16, 3, padding=1, stride=2),
+        nn.BatchNorm2d(16),
+        nn.ReLU(),
+        nn.Conv2d(16, 16, 3, padding=1),
+        nn.ReLU(),
+        nn.AdaptiveAvgPool2d(1),
+        nn.Flatten(),
+        nn.Linear(16, 10),
+    )
+
+
+NETWORKS = {"mlp": perceptron, "conv": convolutional}
+
+
+@functools.cache
+def digits() -> tuple[Tensor, Tensor]:
+    bunch = load_digits()
+    order = torch.randperm(len(bunch.data), generator=torch.Generator().manual_seed(0))
+    return torch.tensor(bunch.data / 16)[order], torch.tensor(bunch.target)[order]
+
+
+@functools.cache
+def trained(name: str) -> lb.BayesianModel:
+    """A network after 300 steps on digits, in double precision."""
+    x, y = digits()
+    network, generator = NETWORKS[name](), torch.Generator().manual_seed(1)
+    optimiser = torch.optim.Adam(network.parameters(), lr=3e-3)
+    for _ in range(300):
+        batch = torch.randint(0, 1400, (64,), generator=generator)
+        optimiser.zero_grad()
+        nn.functional.cross_entropy(network(x[batch].float()), y[batch]).backward()
+        optimiser.step()
+    return lb.bayesianize(network.double().eval(), lb.MeanField())
+
+
+@functools.cache
+def examples() -> list[tuple[Tensor, Tensor]]:
+    x, y = digits()
+    return list(zip(x[:512].split(32), y[:512].split(32), strict=True))
+
+
+@functools.cache
+def squared_jacobian(name: str) -> Tensor:
+    """Mean over examples of Σ_o (∂f_o/∂θ_i)², from the Jacobian of every example."""
+    bnn, x = trained(name), digits()[0][:512]
+
+    def outputs(weights: Tensor, one: Tensor) -> Tensor:
+        with bnn.holding(weights) as network:
+            return network(one[None])[0]
+
+    weights = bnn.posterior.mean().detach()
+    jacobians = torch.func.vmap(torch.func.jacrev(outputs), in_dims=(None, 0), chunk_size=32)(weights, x)
+    return jacobians.detach().square().sum((0, 1)) / len(x)
+
+
+def agreement(kind: Any, name: str) -> tuple[float, float]:
+    """Rank correlation with the squared Jacobian, and the share of its top 5 % that is found."""
+    truth, found = squared_jacobian(name), lb.sensitivity(trained(name), examples(), kind)
+    best = lb.Sensitivity(found.layout, truth, "truth").top(0.05)
+    shared = torch.isin(best, found.top(0.05)).double().mean().item()
+    return float(spearmanr(truth.numpy(), found.scores.numpy()).statistic), shared
+
+
+# -- against brute force ----------------------------------------------------------------------------------------------
+
+# The least that each has to reach on the MLP and on the conv net; what was found is printed (pytest -s).
+LEAST: dict[str, tuple[tuple[float, float], tuple[float, float]]] = {
+    "jacobian": ((0.98, 0.85), (0.97, 0.85)),
+    "moment": ((0.93, 0.95), (0.70, 0.60)),
+    "fisher": ((0.92, 0.50), (0.88, 0.65)),
+    "paper": ((0.80, 0.20), (0.65, 0.35)),
+    "magnitude": ((0.20, 0.05), (-0.4, 0.0)),
+    "random": ((-0.1, 0.0), (-0.1, 0.0)),
+}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_how_each_kind_ranks_the_weights(kind: Any) -> None:
+    for name, (least_correlation, least_overlap) in zip(NETWORKS, LEAST[kind], strict=True):
+        correlation, overlap = agreement(kind, name)
+        print(f"{kind:<10} {name:<5} Spearman {correlation:.3f}, of the top 5 % {overlap:.3f}")
+        assert correlation > least_correlation
+        assert overlap >= least_overlap
+
+
+def test_the_default_finds_most_on_the_network_that_suits_it_least() -> None:
+    overlaps = {kind: min(agreement(kind, name)[1] for name in NETWORKS) for kind in KINDS}
+    assert max(overlaps, key=overlaps.__getitem__) == DEFAULT == lb.PBN().sensitivity
+    assert overlaps["paper"] < 0.5 * overlaps[DEFAULT]
+
+
+def test_more_signs_come_closer() -> None:
+    truth, bnn = squared_jacobian("mlp"), trained("mlp")
+
+    def error(batches: Any) -> float:
+        scores = lb.sensitivity(bnn, batches).scores
+        return ((scores - truth).square().sum() / truth.square().sum()).sqrt().item()
+
+    assert error(examples() * 8) < 0.6 * error(examples())
+    assert error(examples() * 8) < 0.1
+
+
+def test_a_network_of_one_layer_is_known_exactly() -> None:
+    network, (x, y) = nn.Linear(5, 3).double(), (torch.randn(40, 5).double(), torch.randint(3, (40,)))
+    batches = [(x[:16], y[:16]), (x[16:], y[16:])]
+    expected = x.square().mean(0).expand(3, 5).flatten()  # each output by its own row of weights
+    torch.testing.assert_close(lb.sensitivity(network, batches, "moment").scores, expected)
+    probs = network(x).detach().softmax(1) - nn.functional.one_hot(y, 3)
+    per_example = probs[:, :, None] * x[:, None]
+    torch.testing.assert_close(
+        lb.sensitivity(network, batches, "fisher").scores, per_example.square().mean(0).flatten()
+    )
+    torch.testing.assert_close(lb.sensitivity(network, batches, "paper").scores, per_example.mean(0).abs().flatten())
+    many = lb.sensitivity(network, batches * 200).scores
+    torch.testing.assert_close(many, expected, rtol=0.15, atol=0)
+
+
+@pytest.mark.parametrize("network", ["cnn", "lstm", "language_model"])
+def test_squared_gradients_are_those_of_single_examples(network: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also where the examples come in several chunks, and where torch.vmap fails, as for recurrent layers."""
+    case = CASES[network]
+    net, x = case.build().double().eval(), case.example()
+    x = x.double() if x.is_floating_point() else x
+    y = net(x).detach().argmax(1)
+    bnn = lb.bayesianize(net, lb.MeanField())
+    weights = bnn.posterior.mean().detach()
+
+    def alone(row: int) -> Tensor:
+        label = y[row : row + 1]
+        return gradients.weight_gradient(bnn, weights, x[row : row + 1], label) * label.numel()
+
+    expected = torch.stack([alone(row) for row in range(len(y))]).square().mean(0)
+    for numbers in (2**26, 3 * weights.numel(), 1):
+        monkeypatch.setattr(gradients, "_NUMBERS", numbers)
+        torch.testing.assert_close(lb.sensitivity(net, [(x, y)], "fisher").scores, expected, rtol=1e-8, atol=1e-14)
+
+
+# -- what it leaves alone, and repeats --------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_it_repeats_itself_and_changes_nothing(kind: Any) -> None:
+    case = CASES["cnn"]
+    net, x = case.build().train(), case.example()
+    bnn, y = lb.bayesianize(net, lb.MeanField()).train(), torch.arange(len(x)) % 5
+    before, state = (
+        [{k: v.clone() for k, v in model.state_dict().items()} for model in (net, bnn)],
+        torch.get_rng_state(),
+    )
+    first, again = (lb.sensitivity(bnn, [(x, y), (x, y)], kind).scores for _ in range(2))
+    of_network = lb.sensitivity(net, [(x, y), (x, y)], kind).scores
+    assert torch.equal(first, again)
+    assert torch.equal(first, of_network)
+    assert first.shape == (bnn.layout.numel,)
+    assert not first.requires_grad
+    assert (first >= 0).all()
+    assert torch.equal(torch.get_rng_state(), state)
+    for model, old in zip((net, bnn), before, strict=True):
+        assert all(torch.equal(value, old[name]) for name, value in model.state_dict().items())
+        assert all(module.training for module in model.modules())
+        assert all(p.grad is None for p in model.parameters())
+    assert bnn.probe_signs is None
+    other = lb.sensitivity(bnn, [(x, y), (x, y)], kind, seed=1).scores
+    assert torch.equal(first, other) == (kind not in ("jacobian", "random"))
+
+
+@pytest.mark.parametrize("kind", ["moment", "fisher", "paper"])
+def test_batches_of_any_size_add_up(kind: Any) -> None:
+    bnn, (x, y) = trained("mlp"), digits()
+    whole = lb.sensitivity(bnn, [(x[:60], y[:60])], kind).scores
+    parts = lb.sensitivity(bnn, iter([(x[:7], y[:7]), (x[7:60], y[7:60])]), kind).scores
+    torch.testing.assert_close(whole, parts, rtol=1e-8, atol=1e-14)
+
+
+@pytest.mark.parametrize("network", ["vit_mha", "autoencoder", "lstm", "language_model", "conv1d"])
+@pytest.mark.parametrize("kind", ["jacobian", "moment", "fisher"])
+def test_every_network_has_one(network: str, kind: Any) -> None:
+    case = CASES[network]
+    net, x = case.build().eval(), case.example()
+    found = lb.sensitivity(net, [(x, net(x).detach().argmax(1))], kind)
+    assert found.scores.isfinite().all()
+    unused = {"lstm.weight_hh_l1_reverse"}  # the last output has seen one input from behind
+    assert {name for name, share in found.per_layer().items() if share == 0} <= unused
+
+
+def test_a_selection_and_a_likelihood_can_be_given() -> None:
+    net, x = nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 1)), torch.randn(6, 4)
+    found = lb.sensitivity(net, [(x, torch.zeros(6, 1))], "fisher", likelihood=lb.Gaussian(), select="2.*weight")
+    assert [slot.name for slot in found.layout] == ["2.weight"]
+    assert found.scores.any()
+
+
+def test_an_existing_posterior_is_scored_at_its_mean() -> None:
+    x, y = torch.randn(8, 6), torch.arange(8) % 3
+    bnn = lb.bayesianize(CASES["mlp"].build(), lb.SSVI(0.3))
+    plain = lb.sensitivity(bnn.to_deterministic(), [(x, y)], "fisher").scores
+    torch.testing.assert_close(lb.sensitivity(bnn, [(x, y)], "fisher").scores, plain)
+
+
+def test_its_cost_is_that_of_a_few_backward_passes() -> None:
+    bnn, (x, y) = lb.bayesianize(perceptron(), lb.MeanField()), (torch.randn(16, 64), torch.zeros(16, dtype=torch.long))
+
+    def flops(kind: Any) -> int:
+        with FlopCounterMode(display=False) as counter:
+            lb.sensitivity(bnn, [(x, y)], kind)
+        return counter.get_total_flops()
+
+    # A step is 3 products a layer, and the first layer's inputs need no gradient.
+    assert flops("jacobian") < 4 * flops("paper")
+    assert flops("magnitude") == flops("random") == 0
+
+
+# -- the choice -------------------------------------------------------------------------------------------------------
+
+SHAPES = ((4, 3), (2, 3, 2, 2), (5,), ())
+LAYOUT = Layout(
+    [Slot((f"w{n}",), shape, tuple(range(len(shape))), torch.float64, n + 1) for n, shape in enumerate(SHAPES)]
+)
+
+
+def with_scores(scores: Tensor) -> lb.Sensitivity:
+    return lb.Sensitivity(LAYOUT, scores, "own")
+
+
+@given(st.lists(st.integers(0, 3), min_size=42, max_size=42), st.floats(0.03, 1))
+def test_exactly_so_many_are_chosen_whatever_is_equal(values: list[int], rate: float) -> None:
+    scores = torch.tensor(values).double()
+    index = with_scores(scores).top(rate)
+    assert len(index) == count_of(rate, 42)
+    assert (index[1:] > index[:-1]).all()
+    rest = torch.ones(42, dtype=torch.bool).index_fill_(0, index, False)
+    least = scores[index].min()
+    assert not rest.any() or scores[rest].max() <= least
+    equal_in, equal_out = index[scores[index] == least], (rest & (scores == least)).nonzero()[:, 0]
+    assert not len(equal_out) or equal_in.max() < equal_out.min()  # the first among equals
+
+
+@given(st.floats(0.03, 1), st.floats(0.03, 1))
+def test_a_smaller_choice_lies_in_a_larger_one(first: float, second: float) -> None:
+    found = with_scores(torch.randn(42, generator=torch.Generator().manual_seed(0)).abs())
+    small, large = (found.top(rate) for rate in sorted((first, second)))
+    assert torch.isin(small, large).all()
+
+
+def test_the_share_that_was_meant_is_counted() -> None:
+    assert [count_of(rate, 100) for rate in (0.0, 0.29, 0.57, 0.58, 1.0)] == [0, 29, 57, 58, 100]
+    assert len(with_scores(torch.ones(42)).top(0.0)) == 0
+    assert torch.equal(with_scores(torch.ones(42)).top(1.0), torch.arange(42))
+
+
+def test_rows_and_layers_are_chosen_whole_and_fit() -> None:
+    scores = torch.zeros(42).double()
+    scores[3:6], scores[36:41], scores[24:36], scores[41] = 4.0, 3.0, 2.0, 1.0
+    scores[0] = 11.0  # row 0 has the mean 11/3
+    found = with_scores(scores)
+    assert found.top(6 / 42, "row").tolist() == [0, 1, 2, 3, 4, 5]
+    assert found.top(8 / 42, "row").tolist() == [0, 1, 2, 3, 4, 5, 36, 37]  # each entry of w2 is a row
+    assert found.top(5 / 42, "layer").tolist() == [36, 37, 38, 39, 40]
+    assert found.top(13 / 42, "layer").tolist() == [36, 37, 38, 39, 40, 41]  # then only the scalar fits
+    assert found.top(17 / 42, "layer").tolist() == [*range(12), *range(36, 41)]
+    assert found.chosen(17 / 42, "layer") == {"w0": 12, "w1": 0, "w2": 5, "w3": 0}
+    for per in ("row", "layer"):
+        assert torch.equal(found.top(1.0, per), torch.arange(42))
+
+
+def test_rows_follow_the_memory_of_a_layer() -> None:
+    layout = Layout([Slot(("w",), (2, 3), (1, 0), torch.float64, 3)])  # stored by columns
+    assert top(layout, torch.tensor([0.0, 1, 0, 1, 0, 1]), 0.5, "row").tolist() == [1, 3, 5]
+
+
+def test_shares_of_layers_add_up() -> None:
+    shares = with_scores(torch.arange(42).double()).per_layer()
+    assert list(shares) == ["w0", "w1", "w2", "w3"]
+    assert sum(shares.values()) == pytest.approx(1)
+    assert shares["w3"] == pytest.approx(41 / 861)
+    assert set(with_scores(torch.zeros(42)).per_layer().values()) == {0.0}
+
+
+# -- mistakes ---------------------------------------------------------------------------------------------------------
+
+
+def test_mistakes_are_told() -> None:
+    net, batches = CASES["mlp"].build(), [(torch.randn(4, 6), torch.zeros(4, dtype=torch.long))]
+    wrong: Any = "fischer"
+    expect(lambda: lb.sensitivity(net, batches, wrong), "'fischer'", "did you mean fisher?")
+    expect(lambda: lb.sensitivity(net), "'jacobian'", "training batches")
+    for kind in ("jacobian", "moment", "fisher", "paper"):
+        expect(lambda kind=kind: lb.sensitivity(net, [], kind), "pass training batches")  # type: ignore[misc]
+        inputs: Any = [batches[0][0]]
+        expect(lambda kind=kind, x=inputs: lb.sensitivity(net, x, kind), "pairs (x, y)")  # type: ignore[misc]
+    expect(lambda: lb.sensitivity(lb.bayesianize(net, lb.Deterministic()), batches), "plain network")
+    expect(lambda: lb.sensitivity(lb.bayesianize(net, lb.MeanField()), batches, select="0"), "leave select")
+    found = lb.sensitivity(net, kind="magnitude")
+    for rate in (-0.1, 1.1, float("nan"), True, "half"):
+        expect(lambda rate=rate: found.top(rate), "from 0 to 1")  # type: ignore[misc]
+    expect(lambda: found.top(1e-4), "less than one weight")
+    expect(lambda: found.top(0.01, "row"), "4 weights", "smallest row has 6")
+    expect(lambda: found.top(0.1, wrong), "'weight', 'row' or 'layer'")
+    expect(lambda: with_scores(torch.full((42,), torch.nan)).top(0.5), "NaN")
+    assert models_equal(net, CASES["mlp"].build())
