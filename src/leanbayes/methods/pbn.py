@@ -1,4 +1,4 @@
-"""Partial Bayesian networks (PBN, seed 002; Abboud et al. 2024): only the weights that matter most are Bayesian."""
+"""Partial Bayesian networks (PBN): of all weights, only those to which the outputs are most sensitive are Bayesian."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
