@@ -1,0 +1,177 @@
+"""The mixture on the plane: densities against SciPy, EM against scikit-learn, and blends."""
+
+import pytest
+import torch
+from compression_cases import plane, random_mixture
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from scipy.stats import multivariate_normal
+from sklearn.mixture import GaussianMixture
+from torch import Tensor
+
+from leanbayes.compression import em
+from leanbayes.compression import tiles as tiles_room
+from leanbayes.compression.clustering import kmeans
+from leanbayes.compression.mixture import Mixture, blend_weights, blended
+from leanbayes.compression.tiles import Tiles
+
+
+def fitted(points: Tensor, count: int) -> tuple[Tiles, Mixture]:
+    tiles = Tiles(points)
+    return tiles, kmeans(tiles, count)[1]
+
+
+# -- densities --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("scale", [1.0, 1e-5])
+def test_the_log_density_is_scipys(scale: float) -> None:
+    mixture = random_mixture(6, 0, scale)
+    points = scale * torch.randn(50, 2, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+    parts = zip(mixture.mean, mixture.covariance, mixture.mass / mixture.mass.sum(), strict=True)
+    density = sum(float(w) * multivariate_normal(m.numpy(), c.numpy()).pdf(points.numpy()) for m, c, w in parts)
+    torch.testing.assert_close(mixture.log_density(points, chunk=7), torch.as_tensor(density).log())
+
+
+def test_distances_are_those_of_the_inverse() -> None:
+    mixture, which = random_mixture(5, 3), torch.tensor([0, 4, 2, 2])
+    points = torch.randn(4, 2, dtype=torch.float64)
+    apart = points - mixture.mean[which]
+    expected = torch.einsum("ni,nij,nj->n", apart, mixture.covariance[which].inverse(), apart)
+    torch.testing.assert_close(mixture.distances(points, which), expected)
+
+
+@given(st.integers(0, 10_000), st.sampled_from([1.0, 1e-4]))
+@settings(max_examples=40, deadline=None)
+def test_bounds_hold_in_a_box_and_are_reached(seed: int, scale: float) -> None:
+    mixture = random_mixture(4, seed, scale)
+    generator = torch.Generator().manual_seed(seed + 1)
+    corners = scale * torch.randn(2, 2, generator=generator)
+    low, high = corners.amin(0), corners.amax(0)
+    upper, lower = em.densities(mixture)(low.expand(4, 2), high.expand(4, 2), torch.arange(4))
+    axis = torch.linspace(0, 1, 41, dtype=torch.float64)
+    grid = torch.stack(torch.meshgrid(axis, axis, indexing="ij"), 2).view(-1, 2)
+    joint = mixture.log_joint(low + grid * (high - low))
+    slack = 1e-3 + 1e-3 * joint.abs().amax(0)
+    assert (joint.amax(0) <= upper + slack).all()
+    assert (joint.amin(0) >= lower - slack).all()
+    torch.testing.assert_close(joint.amin(0), lower.double(), rtol=1e-3, atol=1e-3)
+
+
+def test_joints_of_tiles_are_those_of_double_precision() -> None:
+    points = plane(6000)
+    tiles, mixture = fitted(points, 60)
+    expected = mixture.log_joint(points)
+    seen = 0
+    for block, joint in em.log_joints(tiles, em.candidates(tiles, mixture), mixture):
+        rows = tiles.order[block.tiles]
+        own = expected[rows].gather(2, block.items[:, None].expand(-1, tiles.size, -1)).mT
+        valid = block.valid[..., None].expand_as(joint)
+        torch.testing.assert_close(joint[valid].double(), own[valid], rtol=1e-4, atol=1e-4)
+        seen += len(block.tiles)
+    assert seen == len(tiles.x)
+
+
+def test_lists_of_components_lose_next_to_nothing() -> None:
+    points = plane(20_000)
+    tiles, mixture = fitted(points, 200)
+    _, found = em.expectation(tiles, em.candidates(tiles, mixture), mixture)
+    assert found == pytest.approx(float(mixture.log_density(points).mean()), abs=1e-3)
+
+
+def test_lists_are_cut_where_there_are_too_many_pairs(monkeypatch: pytest.MonkeyPatch) -> None:
+    points = plane(20_000)
+    tiles, mixture = fitted(points, 200)
+    wide = Mixture(mixture.mean, 1e4 * mixture.covariance, mixture.mass)
+    assert int(em.candidates(tiles, wide, most=40).sizes.max()) == 40
+    monkeypatch.setattr(tiles_room, "_PAIRS", 3000)
+    found = em.candidates(tiles, mixture)
+    assert int(found.sizes.max()) <= em.MOST
+    assert em.expectation(tiles, found, mixture)[1] == pytest.approx(
+        float(mixture.log_density(points).mean()), abs=0.01
+    )
+
+
+# -- EM ---------------------------------------------------------------------------------------------------------------
+
+
+def test_a_step_is_that_of_plain_em() -> None:
+    points = plane(3000)
+    tiles, mixture = fitted(points, 8)
+    after, _ = em.expectation(tiles, em.candidates(tiles, mixture, slack=1e9), mixture)
+    shares = mixture.log_joint(points).softmax(1)
+    mass = shares.sum(0)
+    mean = shares.T @ points.double() / mass[:, None]
+    apart = points.double()[:, None] - mean
+    covariance = torch.einsum("nk,nki,nkj->kij", shares, apart, apart) / mass[:, None, None]
+    torch.testing.assert_close(after.mass, mass, rtol=1e-4, atol=0)
+    torch.testing.assert_close(after.mean, mean, rtol=1e-4, atol=1e-8)
+    torch.testing.assert_close(after.covariance, covariance, rtol=1e-3, atol=1e-4 * float(covariance.max()))
+
+
+def test_the_likelihood_rises_from_step_to_step() -> None:
+    tiles, mixture = fitted(plane(20_000), 100)
+    found, values = em.candidates(tiles, mixture), []
+    for _ in range(15):
+        mixture, value = em.expectation(tiles, found, mixture)
+        values.append(value)
+    rises = torch.tensor(values).diff()
+    assert (rises > -1e-6).all()
+    assert values[-1] > values[0] + 0.01
+
+
+def test_mini_batches_raise_the_likelihood_and_repeat_exactly() -> None:
+    points = plane(30_000)
+    tiles, mixture = fitted(points, 60)
+    first, again = (em.fit(tiles, mixture, passes=2) for _ in range(2))
+    assert first.log_density(points).mean() > mixture.log_density(points).mean()
+    assert torch.equal(first.mean, again.mean)
+    assert float(first.mass.sum()) == pytest.approx(1)
+
+
+def test_the_likelihood_is_no_worse_than_scikit_learns() -> None:
+    points = plane(12_000)
+    scaled = (points.double() / points.double().std(0)).float()
+    tiles, mixture = fitted(scaled, 40)
+    ours = float(em.fit(tiles, mixture, passes=20, batches=1).log_density(scaled).mean())
+    theirs = GaussianMixture(40, max_iter=20, tol=0, random_state=0)
+    with pytest.warns(UserWarning, match="did not converge"):
+        theirs.fit(scaled.double().numpy())
+    assert ours > float(theirs.score(scaled.double().numpy())) - 0.01
+
+
+def test_components_as_narrow_as_rounding_stay_finite() -> None:
+    points = torch.stack([torch.randn(2000) * 1e-2, torch.full((2000,), 3e-3)], 1)
+    tiles, mixture = fitted(points, 20)
+    after = em.fit(tiles, mixture, passes=3)
+    assert after.log_density(points).isfinite().all()
+    assert (torch.linalg.eigvalsh(after.covariance) > 0).all()
+
+
+def test_clusters_of_one_point_stay_regular() -> None:
+    points = torch.cat([plane(2000), 50 * plane(20, 1)])
+    tiles, mixture = fitted(points, 300)
+    assert (torch.linalg.eigvalsh(mixture.covariance) > 0).all()
+    assert em.fit(tiles, mixture, passes=3).log_density(points).isfinite().all()
+
+
+# -- blends -----------------------------------------------------------------------------------------------------------
+
+
+def test_blends_sum_to_one_and_ignore_what_is_not_there() -> None:
+    alpha = blend_weights(torch.tensor([[-1.0, -2.0, -torch.inf], [-900.0, -901.0, -902.0]]))
+    torch.testing.assert_close(alpha.sum(1), torch.ones(2))
+    assert float(alpha[0, 2]) == 0
+    torch.testing.assert_close(alpha[0, 0] / alpha[0, 1], torch.tensor(1.0).exp())
+
+
+def test_moments_of_a_blend_are_those_of_its_draws() -> None:
+    mean, std = torch.tensor([[-1.0, 0.5, 3.0]]), torch.tensor([[0.3, 0.1, 0.6]])
+    alpha = torch.tensor([[0.2, 0.5, 0.3]])
+    generator = torch.Generator().manual_seed(0)
+    which = alpha[0].multinomial(1_000_000, replacement=True, generator=generator)
+    draws = mean[0, which] + std[0, which] * torch.randn(1_000_000, generator=generator)
+    centre, variance = blended(mean, std, alpha)
+    torch.testing.assert_close(centre[0], draws.mean(), rtol=0, atol=5e-3)
+    torch.testing.assert_close(variance[0], draws.var(), rtol=1e-2, atol=0)
+    torch.testing.assert_close(variance[0], (alpha * (std**2 + mean**2)).sum() - centre[0] ** 2)

@@ -1,0 +1,221 @@
+"""The whole of Algorithm 1 up to its final training: outliers, assignment, small components, blends, counts."""
+
+from typing import Any
+
+import pytest
+import torch
+from compression_cases import plane
+from torch import Tensor
+
+import leanbayes as lb
+from leanbayes.compression.assignment import Assignment, assign_components, dissolve
+from leanbayes.compression.clustering import kmeans
+from leanbayes.compression.counts import paper_parameters
+from leanbayes.compression.mixture import Mixture
+from leanbayes.compression.outliers import find_outliers, top_share
+from leanbayes.compression.plane import plane_for
+from leanbayes.compression.sharing import Sharing, SharingSettings, share_weights
+from leanbayes.compression.tiles import Tiles
+
+SETTINGS = SharingSettings(components=60, threshold=0.05, steps=8)
+
+
+def network(count: int = 20_000, seed: int = 0) -> tuple[Tensor, Tensor, Tensor]:
+    points = plane(count, seed)
+    return points[:, 0], points[:, 1], torch.rand(count, generator=torch.Generator().manual_seed(seed))
+
+
+def shared(**changes: Any) -> tuple[Sharing, Tensor, Tensor]:
+    mean, std, gradient = network()
+    return share_weights(mean, std, SharingSettings(**{**vars(SETTINGS), **changes}), gradient), mean, std
+
+
+# -- outliers ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("share", "number"), [(0.0, 0), (0.01, 1), (0.29, 29), (0.999, 99), (1.0, 100)])
+def test_a_share_of_outliers_is_exact(share: float, number: int) -> None:
+    values = torch.randn(100, generator=torch.Generator().manual_seed(0))
+    marked = top_share(values, share)
+    assert int(marked.sum()) == number
+    if 0 < number < 100:
+        assert values[marked].abs().min() >= values[~marked].abs().max()
+
+
+def test_the_first_of_equals_are_outliers() -> None:
+    assert torch.equal(top_share(torch.tensor([1.0, -2.0, 2.0, 2.0, 1.0]), 0.4).nonzero()[:, 0], torch.tensor([1, 2]))
+
+
+def test_outliers_by_mean_and_gradient() -> None:
+    mean, gradient = torch.tensor([0.1, -0.3, 0.2, 0.21, 0.0]), torch.tensor([0.0, 0.0, 0.0, 0.0, -5.0])
+    assert find_outliers(mean, gradient, 0.2, 0.2).tolist() == [False, True, False, True, True]
+    assert find_outliers(mean, None, 0.2).tolist() == [False, True, False, True, False]
+    assert not find_outliers(mean, None, None).any()
+    with pytest.raises(lb.LeanBayesError, match="between 0 and 1"):
+        top_share(mean, 1.5)
+
+
+# -- assignment -------------------------------------------------------------------------------------------------------
+
+
+def assigned(count: int = 5000) -> tuple[Tensor, Mixture, Assignment]:
+    points = plane(count)
+    tiles = Tiles(points)
+    mixture = kmeans(tiles, 40)[1]
+    return points, mixture, assign_components(tiles, mixture)
+
+
+def test_labels_and_blends_are_those_of_all_densities() -> None:
+    points, mixture, found = assigned()
+    joint = mixture.log_joint(points)
+    top = joint.sort(1, descending=True)
+    sure = top.values[:, 0] - top.values[:, 1] > 1e-3
+    assert torch.equal(found.labels[sure], top.indices[sure, 0])
+    distances = mixture.distances(points, found.labels)
+    blends = torch.zeros(len(points), dtype=torch.bool).index_fill_(0, found.blended, True)
+    assert torch.equal(blends[(distances - 5.991).abs() > 1e-2], (distances > 5.991)[(distances - 5.991).abs() > 1e-2])
+    assert len(found.blended) > 20
+    torch.testing.assert_close(found.alpha.sum(1), torch.ones(len(found.blended)))
+    dense = torch.zeros(len(found.blended), 40).scatter_add_(1, found.partners, found.alpha)
+    five = torch.full_like(joint, -torch.inf).scatter_(1, top.indices[:, :5], top.values[:, :5]).softmax(1)
+    torch.testing.assert_close(dense, five[found.blended].float(), rtol=0, atol=2e-3)
+
+
+def test_few_components_are_blended_too() -> None:
+    points = plane(1000)
+    tiles = Tiles(points)
+    found = assign_components(tiles, kmeans(tiles, 2)[1])
+    assert found.partners.shape == (len(found.blended), 5)
+    assert int(found.partners.max()) <= 1
+    torch.testing.assert_close(found.alpha.sum(1), torch.ones(len(found.blended)))
+
+
+@pytest.mark.parametrize("way", ["outliers", "neighbours"])
+def test_small_components_dissolve(way: Any) -> None:
+    points, mixture, found = assigned()
+    sizes = torch.bincount(found.labels, minlength=40)
+    minimum = int(sizes.median())
+    fewer, moved = dissolve(mixture, found, points, minimum, way)
+    small = sizes < minimum
+    members = small[found.labels]
+    assert len(fewer) == int((~small).sum())
+    torch.testing.assert_close(fewer.mean[moved.labels[~members]], mixture.mean[found.labels[~members]])
+    if way == "outliers":
+        assert (moved.labels[members] == -1).all()
+    else:
+        assert torch.equal(moved.labels[members], fewer.log_joint(points[members]).argmax(1))
+    assert (moved.labels[moved.blended] >= 0).all()
+    assert ((moved.partners >= 0) & (moved.partners < len(fewer))).all()
+    assert moved.blended.diff().gt(0).all()
+    torch.testing.assert_close(moved.alpha.sum(1), torch.ones(len(moved.blended)))
+
+
+def test_nothing_left_after_dissolving() -> None:
+    points, mixture, found = assigned()
+    with pytest.raises(lb.LeanBayesError, match="No component has 10000 members"):
+        dissolve(mixture, found, points, 10_000, "outliers")
+
+
+# -- all of it --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("metric", ["plain", "whitened"])
+def test_every_weight_is_shared_blended_or_an_outlier(metric: Any) -> None:
+    sharing, mean, std = shared(metric=metric)
+    loc, variance = sharing.weights(mean, std)
+    assert torch.equal((sharing.labels < 0).nonzero()[:, 0], sharing.outliers)
+    assert torch.equal(loc[sharing.outliers], mean[sharing.outliers])
+    assert (mean.abs() > 0.05)[sharing.outliers].sum() == (mean.abs() > 0.05).sum()
+    counts = torch.bincount(sharing.labels[sharing.labels >= 0], minlength=len(sharing.mean))
+    assert torch.equal(counts.double(), sharing.mixture.mass)
+    assert int(counts.min()) >= 20
+    assert (loc - mean).std() < 0.2 * mean.std()
+    assert (variance.sqrt() - std).std() < 0.6 * std.std()
+    assert (sharing.std > 0).all()
+    assert sharing.paper_parameters == len(sharing.outliers) + len(sharing.blended) + 2 * len(sharing.mean)
+
+
+def test_a_repetition_is_exact() -> None:
+    first, again = shared()[0], shared()[0]
+    assert torch.equal(first.labels, again.labels)
+    assert torch.equal(first.mean, again.mean)
+    assert torch.equal(first.alpha, again.alpha)
+
+
+def test_autocast_changes_nothing() -> None:
+    with torch.autocast("cpu", torch.bfloat16):
+        inside = shared()[0]
+    assert torch.equal(inside.labels, shared()[0].labels)
+
+
+def test_without_blends_and_merges() -> None:
+    sharing, _, _ = shared(border=None, merge_distance=0.0, minimum=1)
+    assert not len(sharing.blended)
+    assert len(sharing.mean) == 60
+
+
+def test_merging_leaves_fewer_components() -> None:
+    sharing, mean, std = shared(merge_distance=2e-5)
+    assert 1 < len(sharing.mean) < 40
+    assert int(sharing.partners.max()) < len(sharing.mean)
+    assert (sharing.weights(mean, std)[0] - mean).std() < mean.std()
+
+
+def test_components_by_layer() -> None:
+    mean, std, _ = network()
+    mean = torch.cat([mean[:15_000], mean[15_000:19_990] + 0.01, mean[19_990:]])
+    sharing = share_weights(mean, std, SETTINGS, layers=[15_000, 4990, 10])
+    first, second, third = sharing.labels[:15_000], sharing.labels[15_000:19_990], sharing.labels[19_990:]
+    assert set(first[first >= 0].tolist()).isdisjoint(second[second >= 0].tolist())
+    assert (third == -1).all()
+    loc, _ = sharing.weights(mean, std)
+    assert (loc - mean).std() < 0.2 * mean.std()
+    with pytest.raises(lb.LeanBayesError, match="The layers have 3 weights"):
+        share_weights(mean, std, SETTINGS, layers=[1, 2])
+
+
+def test_sensitive_weights_are_kept_better() -> None:
+    mean, std, _ = network()
+    sensitive = mean > 0
+    plain = share_weights(mean, std, SETTINGS)
+    weighted = share_weights(
+        mean, std, SharingSettings(**{**vars(SETTINGS), "metric": "sensitivity"}), None, sensitive * 99.0 + 1
+    )
+    errors = [(one.weights(mean, std)[0] - mean)[sensitive].square().mean() for one in (weighted, plain)]
+    assert errors[0] < errors[1]
+
+
+def test_a_plane_and_back() -> None:
+    mean, std, _ = network(100)
+    for metric in ("plain", "whitened"):
+        there = plane_for(metric, mean, std)
+        back = there.weights(there.points(mean, std))
+        torch.testing.assert_close(back, (mean, std))
+
+
+def test_bad_input() -> None:
+    mean, std, _ = network(100)
+    with pytest.raises(lb.LeanBayesError, match="Too few weights can share"):
+        share_weights(mean, std, SETTINGS, layers=[10] * 10)
+    with pytest.raises(lb.LeanBayesError, match="finite"):
+        share_weights(mean, -std, SharingSettings(2))
+    with pytest.raises(lb.LeanBayesError, match="some σ are 0"):
+        share_weights(mean, 0 * std, SharingSettings(2, metric="whitened"))
+    with pytest.raises(lb.LeanBayesError, match="needs the sensitivity"):
+        share_weights(mean, std, SharingSettings(2, metric="sensitivity"))
+    with pytest.raises(lb.LeanBayesError, match="not all 0"):
+        share_weights(mean, std, SharingSettings(2, metric="sensitivity"), sensitivity=0 * std)
+    metric: Any = "round"
+    with pytest.raises(lb.LeanBayesError, match="'round' is unknown"):
+        share_weights(mean, std, SharingSettings(2, metric=metric))
+
+
+# -- the paper's count ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("outliers", "ellipses", "gaussians", "millions"),
+    [(23013, 10885, 2217, 0.038), (37172, 56873, 3250, 0.101), (53641, 4311, 2464, 0.063), (9765, 338329, 5440, 0.359)],
+)
+def test_parameters_of_table_1(outliers: int, ellipses: int, gaussians: int, millions: float) -> None:
+    assert round(paper_parameters(outliers, ellipses, gaussians) / 1e6, 3) == millions
