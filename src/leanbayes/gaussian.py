@@ -28,6 +28,11 @@ def inverse_softplus(x: Tensor) -> Tensor:
     return x + torch.log(-torch.expm1(-x))
 
 
+def log_density(noise: Tensor, sigma: Tensor) -> Tensor:
+    """Sum of the log densities of N(0, σ²) at some noise: log q(w) at the draw that it belongs to."""
+    return -0.5 * (noise / sigma).square().sum() - sigma.log().sum() - 0.5 * math.log(2 * math.pi) * noise.numel()
+
+
 def normal_kl(mean: Tensor, sigma: Tensor, prior: NormalTerms) -> Tensor:
     """Sum of KL(N(μ, σ²) ‖ N(m, s²)) over all weights, by dot products: each operand is read once."""
     centred = mean if prior.loc is None else mean - prior.loc

@@ -1,6 +1,5 @@
 """The mean-field Gaussian: w_i ~ N(μ_i, softplus(ρ_i)²), independent (Blundell et al. 2015)."""
 
-import math
 from collections.abc import Iterator
 
 import torch
@@ -79,10 +78,7 @@ class MeanFieldPosterior(Posterior):
         return perturbation, kl + gaussian.mean_kl(self.mu, terms)
 
     def _log_ratio(self, weights: Tensor) -> Tensor:
-        std = self.std()
-        standard = (weights - self.mu) / std
-        log_q = -0.5 * standard.square().sum() - std.log().sum() - 0.5 * math.log(2 * math.pi) * weights.numel()
-        return log_q - self.prior.log_prob(weights)
+        return gaussian.log_density(weights - self.mu, self.std()) - self.prior.log_prob(weights)
 
     def scale_parameters(self) -> Iterator[nn.Parameter]:
         """Yield ρ."""

@@ -4,7 +4,6 @@ The others are points, the same in every draw. Spreads, and what an optimiser kn
 Bayesian weights: (1 + rate)·θ numbers in all (PBN).
 """
 
-import math
 from collections.abc import Iterator, Sequence
 from typing import Any, Literal
 
@@ -195,9 +194,7 @@ class PartialPosterior(Posterior):
         return ((0.5 * (ratio + distance - 1 - ratio.log())) / counts[slots]).sum()
 
     def _log_ratio(self, noise: Tensor) -> Tensor:
-        std = self.std()
-        log_q = -0.5 * (noise / std).square().sum() - std.log().sum() - 0.5 * math.log(2 * math.pi) * noise.numel()
-        return log_q - self.prior.log_prob(self._means() + noise, self.index)
+        return gaussian.log_density(noise, self.std()) - self.prior.log_prob(self._means() + noise, self.index)
 
     # -- files --------------------------------------------------------------------------------------------------------
 

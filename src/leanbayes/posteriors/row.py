@@ -79,9 +79,7 @@ class RowPosterior(Posterior):
         log_sigma = torch.dot(widths, sigma.log())  # of all weights
         if terms is None:
             weights = self.sample(key)
-            standard = (weights - self.mu) / self.spread(sigma)
-            log_q = -0.5 * standard.square().sum() - log_sigma - 0.5 * math.log(2 * math.pi) * weights.numel()
-            return log_q - self.prior.log_prob(weights)
+            return gaussian.log_density(weights - self.mu, self.spread(sigma)) - self.prior.log_prob(weights)
         if isinstance(terms.scale, Tensor):
             precision = self.row_sums(terms.scale.square().reciprocal())
             log_scale: Tensor | float = terms.scale.log().sum()

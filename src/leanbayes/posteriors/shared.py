@@ -4,7 +4,6 @@ An outlier is a code of its own. A weight that is surely zero has the number aft
 the mean and the variance of a mix of several codes.
 """
 
-import math
 from collections.abc import Iterator
 from typing import Any
 
@@ -157,9 +156,7 @@ class SharedPosterior(Posterior):
         if terms is not None:
             return gaussian.normal_kl(mean, std, terms)
         weights = self.sample(key).index_select(0, index)
-        standard = (weights - mean) / std
-        log_q = -0.5 * standard.square().sum() - std.log().sum() - 0.5 * math.log(2 * math.pi) * weights.numel()
-        return log_q - self.prior.log_prob(weights, index)
+        return gaussian.log_density(weights - mean, std) - self.prior.log_prob(weights, index)
 
     def scale_parameters(self) -> Iterator[nn.Parameter]:
         """Yield ρ."""

@@ -5,7 +5,6 @@ compiled graphs and DistributedDataParallel go on with them.
 """
 
 import itertools
-import math
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -183,10 +182,7 @@ class SubspacePosterior(SparsePointPosterior):
         return self.spread(active), kl + gaussian.mean_kl(self.mu, terms)
 
     def _log_ratio(self, active: Tensor) -> Tensor:
-        std = self.std()
-        standard = (active - self.mu) / std
-        log_q = -0.5 * standard.square().sum() - std.log().sum() - 0.5 * math.log(2 * math.pi) * active.numel()
-        return log_q - self.prior.log_prob(active, self.index)
+        return gaussian.log_density(active - self.mu, self.std()) - self.prior.log_prob(active, self.index)
 
     def scale_parameters(self) -> Iterator[nn.Parameter]:
         """Yield ρ."""
