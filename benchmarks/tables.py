@@ -10,6 +10,7 @@ from typing import Any
 
 import lenet
 import one_pass
+import size
 import sparse_inference
 from step import TABLE_HEAD, table_row
 
@@ -71,6 +72,10 @@ first meets a batch of some size: "picked" is what a model does. Convolutions wi
 a ResNet.
 
 {sparse}
+
+## On disk
+
+{size}
 
 ## Bytes moved
 
@@ -140,6 +145,12 @@ def of_sparse() -> str:
     return "\n".join([head, "", sparse_inference.LAYER_HEAD, *layers, "", sparse_inference.NETWORK_HEAD, *networks])
 
 
+def of_size() -> str:
+    """The table of size.py."""
+    record = load("size")
+    return "\n".join([f"`{record['command']}`: {record['network']}\n", size.HEAD, *map(size.table_row, record["rows"])])
+
+
 def moved() -> str:
     """The table of moved.py."""
     record = load("moved")
@@ -159,5 +170,6 @@ if __name__ == "__main__":
         lenet=of_lenet(),
         one_pass=of_one_pass(),
         sparse=of_sparse(),
+        size=of_size(),
     )
     (HERE.parent / "docs" / "benchmarks.md").write_text(page)

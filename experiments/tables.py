@@ -154,6 +154,17 @@ def fill(page: Path, parts: Iterable[str]) -> None:
     page.write_text(before + BEGIN + "\n" + "\n\n".join(parts) + "\n" + END + rest.partition(END)[2])
 
 
+def sensitivity_table(record: dict[str, Any]) -> str:
+    """Lay out how well each kind of sensitivity ranks the weights of each network."""
+    results = {(one["kind"], one["network"]): one for one in record["results"]}
+    kinds, networks = (list(dict.fromkeys(names)) for names in zip(*results, strict=True))
+    lines = [f"`{record['command']}`\n", f"| kind | {' | '.join(networks)} |", "|---|" + "---|" * len(networks)]
+    for kind in kinds:
+        cells = [f"{one['spearman']:.2f}, {one['top_found']:.2f}" for one in (results[kind, n] for n in networks)]
+        lines.append(f"| `{kind}` | {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
 def main() -> None:
     """Write all pages."""
     results, docs = HERE / "results", HERE.parent / "docs"
@@ -174,6 +185,10 @@ def main() -> None:
     fill(docs / "one_pass.md", (one_pass_table(read(path)) for path in sorted((results / "one_pass").glob("*.json"))))
     figures = sorted((results / "ssvi").glob("*.svg"))
     shown = (f"![{path.stem}](../experiments/results/ssvi/{path.name})" for path in figures)
+    fill(
+        docs / "partial.md",
+        (sensitivity_table(read(path)) for path in sorted((results / "pbn").glob("sensitivity.json"))),
+    )
     fill(docs / "sparse.md", [*sparse_tables(sparse_entries(results)), *shown])
 
 

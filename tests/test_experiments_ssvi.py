@@ -203,7 +203,7 @@ def pages(folder: Path) -> Path:
         (folder / name).mkdir()
     for name in ("tables.py", "ssvi_tables.py"):
         shutil.copy(EXPERIMENTS / name, folder / "experiments")
-    for name in ("one_pass", "sparse"):
+    for name in ("one_pass", "partial", "sparse"):
         (folder / "docs" / f"{name}.md").write_text("before\n<!-- measured -->\nold\n<!-- /measured -->\nafter\n")
     return folder / "experiments" / "results"
 

@@ -1,15 +1,14 @@
 """Sensitivities against per-example Jacobians by brute force, and the choice of the highest scores."""
 
-import functools
+import runpy
+from pathlib import Path
 from typing import Any, get_args
 
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from networks import CASES, seeded
-from scipy.stats import spearmanr
-from sklearn.datasets import load_digits
+from networks import CASES
 from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 from training_cases import expect, models_equal
@@ -23,83 +22,17 @@ from leanbayes.sensitivities import DEFAULT, Kind
 KINDS: Any = get_args(Kind)
 
 
-@seeded
-def perceptron() -> nn.Module:
-    return nn.Sequential(nn.Linear(64, 32), nn.ReLU(), nn.Linear(32, 32), nn.ReLU(), nn.Linear(32, 10))
-
-
-@seeded
-def convolutional() -> nn.Module:
-    return nn.Sequential(
-        nn.Unflatten(1, (1, 8, 8)),
-        nn.Conv2d(1, 8, 3, padding=1),
-        nn.ReLU(),
-        nn.Conv2d(8, 16, 3, padding=1, stride=2),
-        nn.BatchNorm2d(16),
-        nn.ReLU(),
-        nn.Conv2d(16, 16, 3, padding=1),
-        nn.ReLU(),
-        nn.AdaptiveAvgPool2d(1),
-        nn.Flatten(),
-        nn.Linear(16, 10),
-    )
-
-
-NETWORKS = {"mlp": perceptron, "conv": convolutional}
-
-
-@functools.cache
-def digits() -> tuple[Tensor, Tensor]:
-    bunch = load_digits()
-    order = torch.randperm(len(bunch.data), generator=torch.Generator().manual_seed(0))
-    return torch.tensor(bunch.data / 16)[order], torch.tensor(bunch.target)[order]
-
-
-@functools.cache
-def trained(name: str) -> lb.BayesianModel:
-    """A network after 300 steps on digits, in double precision."""
-    x, y = digits()
-    network, generator = NETWORKS[name](), torch.Generator().manual_seed(1)
-    optimiser = torch.optim.Adam(network.parameters(), lr=3e-3)
-    for _ in range(300):
-        batch = torch.randint(0, 1400, (64,), generator=generator)
-        optimiser.zero_grad()
-        nn.functional.cross_entropy(network(x[batch].float()), y[batch]).backward()
-        optimiser.step()
-    return lb.bayesianize(network.double().eval(), lb.MeanField())
-
-
-@functools.cache
-def examples() -> list[tuple[Tensor, Tensor]]:
-    x, y = digits()
-    return list(zip(x[:512].split(32), y[:512].split(32), strict=True))
-
-
-@functools.cache
-def squared_jacobian(name: str) -> Tensor:
-    """Mean over examples of Σ_o (∂f_o/∂θ_i)², from the Jacobian of every example."""
-    bnn, x = trained(name), digits()[0][:512]
-
-    def outputs(weights: Tensor, one: Tensor) -> Tensor:
-        with bnn.holding(weights) as network:
-            return network(one[None])[0]
-
-    weights = bnn.posterior.mean().detach()
-    jacobians = torch.func.vmap(torch.func.jacrev(outputs), in_dims=(None, 0), chunk_size=32)(weights, x)
-    return jacobians.detach().square().sum((0, 1)) / len(x)
-
-
-def agreement(kind: Any, name: str) -> tuple[float, float]:
-    """Rank correlation with the squared Jacobian, and the share of its top 5 % that is found."""
-    truth, found = squared_jacobian(name), lb.sensitivity(trained(name), examples(), kind)
-    best = lb.Sensitivity(found.layout, truth, "truth").top(0.05)
-    shared = torch.isin(best, found.top(0.05)).double().mean().item()
-    return float(spearmanr(truth.numpy(), found.scores.numpy()).statistic), shared
+# The truth by brute force, and what is compared with it.
+_SCRIPT = runpy.run_path(str(Path(__file__).parents[1] / "experiments" / "sensitivity.py"))
+NETWORKS: Any = _SCRIPT["NETWORKS"]
+agreement, build, digits, examples, squared_jacobian, trained = (
+    _SCRIPT[name] for name in ("agreement", "build", "digits", "examples", "squared_jacobian", "trained")
+)
 
 
 # -- against brute force ----------------------------------------------------------------------------------------------
 
-# The least that each has to reach on the MLP and on the conv net; what was found is printed (pytest -s).
+# The least that each has to reach on the MLP and on the conv net.
 LEAST: dict[str, tuple[tuple[float, float], tuple[float, float]]] = {
     "jacobian": ((0.98, 0.85), (0.97, 0.85)),
     "moment": ((0.93, 0.95), (0.70, 0.60)),
@@ -114,7 +47,6 @@ LEAST: dict[str, tuple[tuple[float, float], tuple[float, float]]] = {
 def test_how_each_kind_ranks_the_weights(kind: Any) -> None:
     for name, (least_correlation, least_overlap) in zip(NETWORKS, LEAST[kind], strict=True):
         correlation, overlap = agreement(kind, name)
-        print(f"{kind:<10} {name:<5} Spearman {correlation:.3f}, of the top 5 % {overlap:.3f}")
         assert correlation > least_correlation
         assert overlap >= least_overlap
 
@@ -234,7 +166,7 @@ def test_an_existing_posterior_is_scored_at_its_mean() -> None:
 
 
 def test_its_cost_is_that_of_a_few_backward_passes() -> None:
-    bnn, (x, y) = lb.bayesianize(perceptron(), lb.MeanField()), (torch.randn(16, 64), torch.zeros(16, dtype=torch.long))
+    bnn, (x, y) = lb.bayesianize(build("mlp"), lb.MeanField()), (torch.randn(16, 64), torch.zeros(16, dtype=torch.long))
 
     def flops(kind: Any) -> int:
         with FlopCounterMode(display=False) as counter:

@@ -3,8 +3,7 @@
 The weights whose noise matters least become points at their means. To first order a weight adds σ²·S to the variance of
 the outputs, with S its sensitivity. Data give S. Without data the posterior itself tells it: where the ELBO is least,
 1/σ² = 1/s² + h for a prior of scale s and the curvature h of the loss, so that σ²·h = 1 - σ²/s²: a weight matters by
-how far its σ has shrunk from the prior (MacKay 1992: how well it is determined). On digits, restricted to 5, 20 and
-50 % of the weights, this keeps more of the predictions than ranking by σ, σ/|μ| or at random does, and S still more.
+how far its σ has shrunk from the prior (MacKay 1992: how well it is determined).
 """
 
 import copy

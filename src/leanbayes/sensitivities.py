@@ -24,15 +24,8 @@ from leanbayes.rules import MomentPropagation
 from leanbayes.selection import Per
 
 Kind = Literal["jacobian", "moment", "fisher", "paper", "magnitude", "random"]
-# Against per-example Jacobians by brute force, on an MLP and a conv net that were trained on digits (512 examples in
-# batches of 32; tests/test_sensitivity.py prints these), rank correlation and the share of the top 5 % that is found:
-#                 MLP           conv net
-#   jacobian      0.99   0.92   0.98   0.91
-#   moment        0.96   0.99   0.76   0.81    without common noise about 0.95 and 0.15 on conv nets
-#   fisher        0.95   0.60   0.95   0.87
-#   paper         0.86   0.33   0.79   0.63
-#   magnitude     0.36   0.17  -0.22   0.03
-# More batches, so more signs, bring `jacobian` as close as one likes; the others stay where they are.
+# The one that is near the truth on perceptrons and on convolutional networks: experiments/sensitivity.py sets all kinds
+# beside Jacobians of single examples, and docs/partial.md has its figures.
 DEFAULT: Kind = "jacobian"
 NEEDS_NO_DATA = ("magnitude", "random")
 _PROBES = 4  # sets of signs a batch
