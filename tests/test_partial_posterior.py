@@ -8,6 +8,7 @@ import torch
 import torch.nn.functional as F
 from hypothesis import given
 from hypothesis import strategies as st
+from posterior_cases import KEY, LAYOUT, PRIORS
 from torch import Tensor, distributions, nn
 
 import leanbayes as lb
@@ -17,17 +18,6 @@ from leanbayes.posteriors import MeanFieldPosterior, PartialPosterior
 from leanbayes.posteriors.partial import KLSum
 from leanbayes.priors import Prior
 
-KEY = noise.make_key(3)
-PRIORS: dict[str, Prior] = {
-    "one scale": lb.Normal(0.3),
-    "scale per layer": lb.Normal("fan_in", gain=0.7),
-    "mixture": lb.ScaleMixture(),
-    "around the weights": lb.Normal("std", center="pretrained"),
-}
-SHAPES = ((3, 4), (2, 3, 2, 2), (5,), ())
-LAYOUT = Layout(
-    [Slot((f"w{n}",), shape, tuple(range(len(shape))), torch.float64, n + 1) for n, shape in enumerate(SHAPES)]
-)
 INDEX = torch.tensor([0, 3, 4, 11, 12, 20, 33, 35, 38])
 ELSEWHERE = torch.ones(LAYOUT.numel, dtype=torch.bool).index_fill_(0, INDEX, False)
 

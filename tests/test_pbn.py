@@ -1,7 +1,5 @@
-"""PBN: plain training, a choice, and a partial posterior; every rule, the two stages, and the dial."""
+"""PBN: plain training, a choice, and a partial posterior; every rule, and the two stages."""
 
-import copy
-import itertools
 import os
 from collections.abc import Callable
 from pathlib import Path
@@ -9,9 +7,9 @@ from typing import Any
 
 import pytest
 import torch
+from file_cases import Change, assert_damage_is_told, replaced
 from networks import CASES
-from safetensors import safe_open
-from safetensors.torch import save_file
+from partial_cases import BATCHES, partial, train
 from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 from training_cases import (
@@ -38,16 +36,6 @@ from leanbayes.rules.weights import RandomWeight
 from leanbayes.training import Recipe, fit, read_record
 
 RULES = ["sample", "flipout", "local", "moments", "mean"]
-BATCHES = [clusters()[:64], clusters()[64:128]]
-
-
-def partial(bnn: lb.BayesianModel) -> PartialPosterior:
-    assert isinstance(bnn.posterior, PartialPosterior)
-    return bnn.posterior
-
-
-def train(method: Any, out: Path | None = None, **changes: Any) -> lb.BayesianModel:
-    return fit(mlp(), method, task(clusters()), out=out, **{**SETTINGS, **changes})
 
 
 def last_layer(rule: str = "sample", **settings: Any) -> lb.BayesianModel:
@@ -384,131 +372,11 @@ def test_the_papers_training_runs(tmp_path: Path) -> None:
     assert told == pytest.approx([0.2 - 0.19 * step / 8 for step in range(8)])
 
 
-# -- the dial ---------------------------------------------------------------------------------------------------------
-
-
-def dialled(method: Any) -> lb.BayesianModel:
-    """A model whose spreads all differ."""
-    bnn = lb.bayesianize(mlp(), method, data=BATCHES if isinstance(method, lb.PBN) else None)
-    with torch.no_grad():
-        rho = bnn.posterior.get_parameter("rho")
-        rho.add_(torch.randn(rho.shape, generator=torch.Generator().manual_seed(0)))
-    return bnn.eval()
-
-
-DIALLED = [
-    lb.MeanField(),
-    lb.PBN(0.5),
-    lb.PBN(0.5, prior=lb.Normal("std", center="pretrained")),
-    lb.PBN(0.5, prior=lb.ScaleMixture()),
-    lb.SSVI(0.5),
-    lb.MeanField(prior=lb.Normal("fan_in", center="pretrained")),
-]
-
-
-@pytest.mark.parametrize("method", DIALLED, ids=lambda method: type(method).__name__)
-@pytest.mark.parametrize("with_data", [False, True])
-def test_a_smaller_rate_keeps_some_spreads_as_they_are(method: Any, with_data: bool, tmp_path: Path) -> None:
-    bnn, data = dialled(method), BATCHES if with_data else None
-    before = copy.deepcopy(bnn)
-    variance, sets = bnn.posterior.variance().detach(), []
-    for rate in (0.4, 0.1, 0.05, 0.0):
-        small = bnn.restrict(rate, data)
-        kept = small.posterior.variance().detach() > 0
-        assert kept.sum() == int(rate * 144)
-        torch.testing.assert_close(small.posterior.variance()[kept], variance[kept])
-        assert torch.equal(small.posterior.mean(), bnn.posterior.mean())
-        assert isinstance(small.method, lb.PBN)
-        assert not small.training
-        sets.append(kept)
-        small.save(tmp_path / "model.safetensors")
-        loaded = lb.load(tmp_path / "model.safetensors", mlp())
-        assert_equal_models(loaded, small)
-        assert torch.equal(loaded.predict(BATCHES[0][0], 3).probs, small.predict(BATCHES[0][0], 3).probs)
-    for larger, smaller in itertools.pairwise(sets):
-        assert (larger | ~smaller).all()
-    again = bnn.restrict(0.4, data).restrict(0.1, data)
-    assert torch.equal(again.posterior.variance() > 0, sets[1])
-    assert_equal_models(bnn, before)
-
-
-@pytest.mark.parametrize("method", DIALLED[:3], ids=lambda method: type(method).__name__)
-def test_the_whole_dial_changes_nothing(method: Any) -> None:
-    bnn, x = dialled(method), BATCHES[0][0]
-    whole = bnn.restrict(1.0)
-    assert_equal_models(whole, bnn)
-    assert whole.method == bnn.method
-    assert whole is not bnn
-    with bnn.frozen(0), whole.frozen(0):
-        assert torch.equal(bnn(x), whole(x))
-    twin = bnn.restrict(0.4)
-    with torch.no_grad():
-        twin.posterior.get_parameter("mu").add_(1)
-        twin.network.get_parameter("0.bias").add_(1)
-    assert torch.equal(bnn.posterior.mean(), whole.posterior.mean())
-    assert torch.equal(bnn.network.get_parameter("0.bias"), mlp().get_parameter("0.bias"))
-
-
-def test_what_is_kept_is_what_has_shrunk_from_its_prior_or_matters_on_data() -> None:
-    bnn = dialled(lb.MeanField(prior=lb.Normal("fan_in")))
-    variance = bnn.posterior.variance().detach()
-    scale: Any = bnn.posterior.prior.normal_terms().scale  # type: ignore[union-attr, operator]
-    best = (variance / scale**2).argsort()[:14].sort().values
-    assert torch.equal(partial(bnn.restrict(0.1)).index, best.int())
-    scores = variance * lb.sensitivity(bnn, BATCHES).scores
-    best = scores.argsort(descending=True)[:14].sort().values
-    assert torch.equal(partial(bnn.restrict(0.1, BATCHES)).index, best.int())
-
-
-def test_a_dialled_model_keeps_the_kl_of_what_is_left() -> None:
-    bnn = dialled(lb.PBN(0.5, prior=lb.Normal("std", center="pretrained")))
-    with torch.no_grad():
-        bnn.posterior.get_parameter("mu").add_(0.1)
-    small = bnn.restrict(0.1)
-    where = torch.isin(partial(bnn).index, partial(small).index)
-    terms: Any = partial(bnn)._terms()
-    q = torch.distributions.Normal(small.posterior.mean()[partial(small).index.long()], partial(small).std())
-    p = torch.distributions.Normal(terms.loc[where], terms.scale[where])
-    torch.testing.assert_close(small.kl(), torch.distributions.kl_divergence(q, p).sum(), rtol=1e-4, atol=1e-5)
-
-
-def test_the_dial_keeps_most_of_what_a_trained_model_says() -> None:
-    """The spreads that it keeps move the predictions more than as many others do."""
-    bnn = train(lb.MeanField(), epochs=40, lr=1e-2, scale_lr=0.05, temperature=0.5)
-    x = task(clusters()).validation[:][0]
-    with torch.no_grad(), bnn.using("moments"):
-        whole = bnn(x).variance.sum()
-        kept = {}
-        for name, data in (("shrunk", None), ("data", BATCHES)):
-            with (small := bnn.restrict(0.3, data)).using("moments"):
-                kept[name] = (small(x).variance.sum() / whole).item()
-    assert kept["shrunk"] > 0.3
-    assert kept["data"] > 0.5
-
-
-def test_the_dial_refuses_what_has_no_spreads() -> None:
-    for method in (lb.Deterministic(), lb.Ensemble(2), lb.RigL(0.3), lb.VDP(variance="row")):
-        bnn = lb.bayesianize(mlp(), method)
-        expect(lambda bnn=bnn: bnn.restrict(0.1), "use PBN, MeanField or SSVI")  # type: ignore[misc]
-    expect(lambda: dialled(lb.MeanField()).restrict(1.5), "from 0 to 1")
-
-
 # -- files ------------------------------------------------------------------------------------------------------------
 
 
-def rewritten(path: Path, change: Callable[[dict[str, Tensor]], Any]) -> None:
-    with safe_open(path, framework="pt") as file:
-        metadata, tensors = file.metadata(), {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-    change(tensors)
-    save_file(tensors, path, metadata=metadata)
-
-
-def replaced(name: str, change: Callable[[Tensor], Tensor]) -> Callable[[dict[str, Tensor]], None]:
-    return lambda tensors: tensors.update({name: change(tensors[name])})
-
-
 END = torch.tensor([0xFF, 0x01]).byte()
-DAMAGES: dict[str, tuple[Callable[[dict[str, Tensor]], Any], str]] = {
+DAMAGES: dict[str, tuple[Change, str]] = {
     "beyond the end": (replaced("posterior.index", lambda t: torch.cat([t[:-1], END])), "beyond the 144"),
     "one position too few": (replaced("posterior.index", lambda t: t[:-1]), "27 positions where 28"),
     "not bytes": (replaced("posterior.index", lambda t: t.long()), "row of bytes"),
@@ -526,13 +394,8 @@ DAMAGES: dict[str, tuple[Callable[[dict[str, Tensor]], Any], str]] = {
 
 @pytest.mark.parametrize("name", DAMAGES)
 def test_a_damaged_file_is_told(name: str, tmp_path: Path) -> None:
-    path, method = tmp_path / "model.safetensors", lb.PBN(0.2, prior=lb.Normal(center="pretrained"))
-    lb.bayesianize(mlp(), method, data=BATCHES).save(path)
-    change, message = DAMAGES[name]
-    rewritten(path, change)
-    with pytest.raises(lb.FileFormatError, match=message) as caught:
-        lb.load(path, mlp())
-    assert "\n" not in str(caught.value)
+    bnn = lb.bayesianize(mlp(), lb.PBN(0.2, prior=lb.Normal(center="pretrained")), data=BATCHES)
+    assert_damage_is_told(bnn, mlp(), *DAMAGES[name], tmp_path / "model.safetensors")
 
 
 def test_a_file_has_few_bytes_for_a_spread(tmp_path: Path) -> None:
