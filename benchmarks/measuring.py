@@ -2,6 +2,7 @@
 
 import json
 import platform
+import shlex
 import statistics
 import sys
 import time
@@ -76,8 +77,10 @@ class Trainer:
         for _ in range(warmup):
             last = self.step()
         assert torch.isfinite(last), "the training diverged"
-        # On a CPU memory is counted operation by operation, which a compiled step does not show.
-        self.memory = None if device.type == "cpu" and compiled else self._peak_memory() - before
+        # On a CPU memory is counted operation by operation, which a compiled step does not show; on a GPU the pool of
+        # CUDA graphs is not in the count.
+        hidden = compiled if device.type == "cpu" else compiled == "reduce-overhead"
+        self.memory = None if hidden else self._peak_memory() - before
 
     def step(self) -> Tensor:
         """One training step."""
@@ -116,7 +119,7 @@ def write(path: Path | None, record: Mapping[str, Any]) -> None:
     """Write what was measured as JSON, with the command and the versions, if there is a path."""
     if path is None:
         return
-    command = "python " + " ".join(sys.argv).partition(" --out")[0]
+    command = "python " + shlex.join(sys.argv).partition(" --out")[0]
     whole = {"command": command, "leanbayes": lb.__version__, "torch": torch.__version__, **record}
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(json.dumps(whole, indent=1) + "\n")

@@ -101,6 +101,9 @@ VARIANTS: dict[str, Callable[[nn.Module, Tensor, Tensor], tuple[nn.Module, Step]
     "local": ours(lb.MeanField(rule="local")),
     "moments": ours(lb.VDP()),
     "moments, the paper's": ours(lb.VDP.paper()),
+    "partial 1 %": ours(lb.PBN(rate=0.01, sensitivity="magnitude")),
+    "partial 1 %, whole layers": ours(lb.PBN(rate=0.01, sensitivity="magnitude", per="layer", rule="local")),
+    "subspace 5 %": ours(lb.SSVI(density=0.05)),
 }
 if importlib.util.find_spec("bayesian_torch"):
     VARIANTS["bayesian-torch"] = bayesian_torch("Reparameterization")
