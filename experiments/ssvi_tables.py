@@ -122,7 +122,9 @@ def sparse_entries(results: Path) -> list[dict[str, Any]]:
             known = [key for key in columns if all(run["figures"].get(key) is not None for run in runs)]
             means = {key: statistics.fmean(run["figures"][key] for run in runs) for key in known}
             which = (first["source"]["name"], first["method"], first["recipe"], first["samples"])
-            found |= sparse_entry(*which, means, runs)
+            for key, entry in sparse_entry(*which, means, runs).items():
+                entry["ood"] = found.get(key, entry)["ood"] | entry["ood"]
+                found[key] = entry
     return list(found.values())
 
 
