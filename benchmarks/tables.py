@@ -26,8 +26,8 @@ by `python benchmarks/tables.py`.
 Forward, backward and SGD with momentum; ResNet-18 for 32×32 images in batches of 256, channels_last, and an MLP of
 three 2048×2048 layers in batches of 64. "Busy" is the time that the GPU's kernels take. Where it is far below the
 step's time, the step waits for Python to launch kernels, and the ratio of times is kinder to what adds arithmetic but
-few kernels; CUDA graphs ("cudagraphs", `mode="reduce-overhead"`), whose memory is not counted, wait no longer. `moments`
-trains by VDP++, `partial` is PBN, `subspace` SSVI.
+few kernels; CUDA graphs ("cudagraphs", `mode="reduce-overhead"`), whose memory is not counted, wait no longer.
+`moments` trains by VDP++, `partial` is PBN, `subspace` SSVI.
 
 In the compiled rows the first variant, the deterministic one, also carries about 68 MB of workspaces of the GPU
 libraries: compare the compiled variants' memory with the deterministic memory of the eager rows (the script has since
