@@ -48,7 +48,7 @@ clean: ## remove the environments, caches and build outputs
 $(VENV)/.stamp: pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python $(PIP_INSTALL) torch
-	$(BIN)/python $(PIP_INSTALL) -e '.[cli,explain,export,dev]'
+	$(BIN)/python $(PIP_INSTALL) -e '.[cli,compress,explain,export,dev]'
 	touch $@
 
 # torchvision and timm go in without what they ask for: their torch would be another build than ours.

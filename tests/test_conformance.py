@@ -46,6 +46,12 @@ def pbn(rule: str, unsupported: tuple[str, ...] = (), rate: float = 0.1, **setti
     return Row(lb.PBN(rate, rule=rule, init_std=0.5, **settings), quiet, rule, unsupported)
 
 
+def shared(rule: str, unsupported: tuple[str, ...] = (), **settings: Any) -> Row:
+    settings = {"components": 16, "minimum": 4, **settings}
+    quiet = lb.WeightSharing(**{**settings, "components": None}, init_std=1e-7, relative=False, rule=rule)
+    return Row(lb.WeightSharing(**settings, rule=rule), quiet, rule, unsupported)
+
+
 ROWS: dict[str, Row] = {
     "MeanField sample": mean_field("sample"),
     "MeanField flipout": mean_field("flipout", ("lstm",)),
@@ -70,6 +76,11 @@ ROWS: dict[str, Row] = {
     "PBN flipout, mixture prior": pbn("flipout", ("lstm",), prior=lb.ScaleMixture()),
     "PBN local": pbn("local", ("lstm",)),
     "PBN moments": replace(pbn("moments"), compiled=("cnn",)),
+    "WeightSharing sample": shared("sample"),
+    "WeightSharing flipout": shared("flipout", ("lstm",), prior=lb.Normal("fan_in")),
+    "WeightSharing local, blends": shared("local", ("lstm",), border=2.0, threshold=0.4),
+    "WeightSharing moments": replace(shared("moments", bit_price=0.1), compiled=("cnn",)),
+    "WeightSharing, hierarchical": shared("sample", sampling="hierarchical", scope="layer", border=2.0),
     "RigL": Row(lb.RigL(0.4), lb.RigL(1.0), "mean"),
     "Deterministic": Row(lb.Deterministic(), lb.Deterministic(), "mean"),
     "Ensemble": Row(lb.Ensemble(2), lb.Ensemble(1), "sample"),

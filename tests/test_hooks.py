@@ -357,7 +357,7 @@ def own_loop(method: lb.Method, recipe: Recipe) -> lb.BayesianModel:
 
 @pytest.mark.parametrize(
     "method",
-    [lb.MeanField(), Staged(), Swapping(), lb.SSVI(0.3, interval=3), lb.PBN(0.2)],
+    [lb.MeanField(), Staged(), Swapping(), lb.SSVI(0.3, interval=3), lb.PBN(0.2), lb.WeightSharing(gradient_share=0.1)],
     ids=lambda method: type(method).__name__,
 )
 def test_a_loop_of_ones_own_with_the_hooks_trains_the_same_model(method: lb.Method) -> None:

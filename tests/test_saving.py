@@ -35,6 +35,8 @@ METHODS: dict[str, Any] = {name: lb.MeanField(prior=prior) for name, prior in PR
     "sparse": lb.SSVI(0.3, prior=lb.Normal("std")),
     "sparse points": lb.RigL(0.3),
     "partial": lb.PBN(0.1, sensitivity="random", prior=lb.Normal("std", "pretrained")),
+    "shared": lb.WeightSharing(8, border=2.0, threshold=0.4, sampling="hierarchical", prior=lb.Normal("std")),
+    "tied": lb.WeightSharing(8, sampling="tied"),
     "deterministic": lb.Deterministic(),
     "ensemble": lb.Ensemble(3, seed=4),
     "dropout": lb.MCDropout(0.2),

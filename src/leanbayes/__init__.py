@@ -3,11 +3,12 @@
 from typing import TYPE_CHECKING, Any
 
 from leanbayes.bayesian import BayesianModel, bayesianize
+from leanbayes.compression.file import CompactFile, compress
 from leanbayes.errors import FileFormatError, LeanBayesError, RuleMismatchWarning, UnsupportedOperation
 from leanbayes.export import export_onnx, export_program
 from leanbayes.likelihoods import Bernoulli, Categorical, Gaussian, HeteroscedasticGaussian
 from leanbayes.method import Method, Stage, Training
-from leanbayes.methods import PBN, SSVI, VDP, Deterministic, Ensemble, MCDropout, MeanField, RigL
+from leanbayes.methods import PBN, SSVI, VDP, Deterministic, Ensemble, MCDropout, MeanField, RigL, WeightSharing
 from leanbayes.objective import elbo
 from leanbayes.prediction import BinaryPrediction, ClassPrediction, Prediction, RegressionPrediction
 from leanbayes.priors import Normal, ScaleMixture
@@ -29,6 +30,7 @@ __all__ = [
     "BinaryPrediction",
     "Categorical",
     "ClassPrediction",
+    "CompactFile",
     "Deterministic",
     "Ensemble",
     "FileFormatError",
@@ -49,7 +51,9 @@ __all__ = [
     "Stage",
     "Training",
     "UnsupportedOperation",
+    "WeightSharing",
     "bayesianize",
+    "compress",
     "elbo",
     "export_onnx",
     "export_program",

@@ -407,23 +407,32 @@ def assemble(
     report: Report,
     likelihood: Likelihood,
     seed: int,
-    variances: dict[str, Tensor],
+    variances: dict[str, Tensor] | None,
 ) -> BayesianModel:
-    """Copy the network without the layout's parameters, and build the model around them."""
+    """Copy the network without the layout's parameters, and build the model around them.
+
+    variances: those of an earlier posterior, by name; None where a file fills the posterior.
+    """
     parameters = dict(model.named_parameters(remove_duplicate=False))
     chosen = [parameters[slot.name] for slot in layout]
     first = next(itertools.chain(model.parameters(), model.buffers()))
     if layout.slots:
         dtype = torch.float64 if any(p.dtype == torch.float64 for p in chosen) else torch.float32
         mean = layout.join([p.detach() for p in chosen]).to(dtype)
-        known = {slot.name: variances[slot.name] for slot in layout if slot.name in variances}
-        variance = None
-        if known:
-            parts = [known.get(slot.name, torch.full(slot.shape, torch.nan)).to(mean) for slot in layout]
-            variance = layout.join(parts)
-        posterior = method.posterior(layout, mean, variance)
+        if variances is None:
+            posterior = method.empty_posterior(layout, mean)
+        else:
+            posterior = method.posterior(layout, mean, _joined(layout, variances, mean))
     else:
         posterior = PointPosterior(layout, torch.zeros(0))
     network = method.wrap(copy_without(model, layout))
     bnn = BayesianModel(network, posterior, method, likelihood, report, seed)
     return bnn.to(first.device).train(model.training)
+
+
+def _joined(layout: Layout, variances: dict[str, Tensor], like: Tensor) -> Tensor | None:
+    """Put the variances of parameters into one flat vector, nan where there are none; None if there are none at all."""
+    known = {slot.name: variances[slot.name] for slot in layout if slot.name in variances}
+    if not known:
+        return None
+    return layout.join([known.get(slot.name, torch.full(slot.shape, torch.nan)).to(like) for slot in layout])

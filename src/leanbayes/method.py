@@ -85,6 +85,10 @@ class Method:
         """
         raise NotImplementedError  # abstract
 
+    def empty_posterior(self, layout: Layout, mean: Tensor) -> Posterior:
+        """Make q(w) for a file to fill: the weights do not matter, so that none need be chosen or clustered."""
+        return self.posterior(layout, mean, None)
+
     def choose(self, bnn: "BayesianModel", batches: Iterable[Any]) -> None:
         """Find on batches (x, y) of training data what the posterior of a new model leaves open."""
         raise LeanBayesError(f"{type(self).__name__} chooses nothing on data: leave data out.")

@@ -7,7 +7,7 @@ import math
 import os
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from leanbayes import config
 from leanbayes.bayesian import BayesianModel, assemble
+from leanbayes.compression.container import is_compact
 from leanbayes.errors import FileFormatError, LeanBayesError
 from leanbayes.files import written_whole
 from leanbayes.layout import Layout, Report, ReportRow
@@ -30,21 +31,10 @@ _OWN = "posterior."
 
 def save(bnn: BayesianModel, path: str | os.PathLike[str]) -> None:
     """Write the model to `path`; a crash or a full disk leaves an older file there as it was."""
-    tensors, aliases = _without_aliases(bnn.state_dict())
+    tensors, aliases = without_aliases(bnn.state_dict())
     own = {name.removeprefix(_OWN): tensors.pop(name) for name in [*tensors] if name.startswith(_OWN)}
     tensors |= {_OWN + name: tensor for name, tensor in bnn.posterior.to_file(own).items()}
-    header = {
-        "version": VERSION,
-        "method": config.encode(bnn.method),
-        "likelihood": config.encode(bnn.likelihood),
-        "rule": bnn.rule,
-        "trained_rule": bnn.trained_rule,
-        "layout": bnn.saved_layout().to_json(),
-        "report": [[row.name, list(row.shape), row.bayesian, row.reason] for row in bnn.report.rows],
-        "aliases": aliases,
-        "moment_scale": bnn.moment_scale,
-        "frozen": [name for name, p in bnn.named_parameters() if not p.requires_grad],
-    }
+    header = {"version": VERSION, **settings_of(bnn), "aliases": aliases}
     with written_whole(path) as temporary:
         try:
             save_file(tensors, temporary, metadata={_HEADER: json.dumps(header)})
@@ -52,9 +42,42 @@ def save(bnn: BayesianModel, path: str | os.PathLike[str]) -> None:
             raise OSError(str(error)) from None
 
 
-def load(path: str | os.PathLike[str], model: nn.Module) -> BayesianModel:
-    """Read a saved model; `model` is a network of the same architecture, whose weights do not matter."""
-    header, tensors = _read(path)
+def settings_of(bnn: BayesianModel) -> dict[str, Any]:
+    """Write all that is no tensor in plain values."""
+    return {
+        "method": config.encode(bnn.method),
+        "likelihood": config.encode(bnn.likelihood),
+        "rule": bnn.rule,
+        "trained_rule": bnn.trained_rule,
+        "layout": bnn.saved_layout().to_json(),
+        "report": [[row.name, list(row.shape), row.bayesian, row.reason] for row in bnn.report.rows],
+        "moment_scale": bnn.moment_scale,
+        "frozen": [name for name, p in bnn.named_parameters() if not p.requires_grad],
+    }
+
+
+class Settings(NamedTuple):
+    """What `settings_of` has written, read again."""
+
+    method: Method
+    likelihood: Likelihood
+    layout: Layout
+    report: Report
+    rule: str
+    trained_rule: str | None
+    moment_scale: tuple[float, float]
+    frozen: frozenset[str]
+
+    def give(self, bnn: BayesianModel) -> BayesianModel:
+        """Set what is set once a model has its tensors."""
+        bnn.rule, bnn.trained_rule, bnn.moment_scale = self.rule, self.trained_rule, self.moment_scale
+        for name, parameter in bnn.named_parameters():
+            parameter.requires_grad_(name not in self.frozen)
+        return bnn
+
+
+def read_settings(header: dict[str, Any], model: nn.Module, path: str | os.PathLike[str]) -> Settings:
+    """Read settings from a header, and make sure that they are of this network."""
     try:
         method, likelihood = config.decode(header["method"]), config.decode(header["likelihood"])
         layout = Layout.from_json(header["layout"])
@@ -67,31 +90,46 @@ def load(path: str | os.PathLike[str], model: nn.Module) -> BayesianModel:
         mean_factor, std_factor = map(float, header.get("moment_scale", (1.0, 1.0)))  # older files have none
         if not isinstance(method, Method) or not isinstance(likelihood, Likelihood):
             raise TypeError("method or likelihood")
-        tensors |= {alias: tensors[name] for alias, name in header["aliases"].items()}
     except (KeyError, TypeError, AttributeError, ValueError) as error:
         if isinstance(error, FileFormatError):
             raise
         raise FileFormatError(f"The header of {path} is damaged ({error}): save the model again.") from None
     _check_network(layout, model, path)
+    scale = mean_factor, std_factor
+    return Settings(method, likelihood, layout, report, rule, trained_rule, scale, frozen)
+
+
+def load(path: str | os.PathLike[str], model: nn.Module) -> BayesianModel:
+    """Read a saved or a compact model; `model` is a network of the same architecture, whose weights do not matter."""
+    if is_compact(path):
+        from leanbayes.compression.file import load_compact
+
+        return load_compact(path, model)
+    header, tensors = _read(path)
+    settings = read_settings(header, model, path)
     try:
-        bnn = assemble(model, method, layout, report, likelihood, 0, {})
+        tensors |= {alias: tensors[name] for alias, name in header["aliases"].items()}
+    except (KeyError, TypeError, AttributeError) as error:
+        raise FileFormatError(f"The header of {path} is damaged ({error}): save the model again.") from None
+    try:
+        bnn = assemble(model, settings.method, settings.layout, settings.report, settings.likelihood, 0, None)
     except LeanBayesError as error:
         raise FileFormatError(f"{path} does not fit this network: {error}") from None
-    bnn.rule, bnn.trained_rule = rule, trained_rule
-    bnn.moment_scale = mean_factor, std_factor
     own = {name.removeprefix(_OWN): tensors.pop(name) for name in [*tensors] if name.startswith(_OWN)}
     try:
         tensors |= {_OWN + name: tensor for name, tensor in bnn.posterior.from_file(own).items()}
     except ValueError as error:
         raise FileFormatError(f"{path} is damaged ({error}): save the model again.") from None
-    _load_tensors(bnn, tensors, path)
-    for name, parameter in bnn.named_parameters():
-        parameter.requires_grad_(name not in frozen)
-    return bnn
+    load_tensors(bnn, tensors, path)
+    return settings.give(bnn)
 
 
 def describe(path: str | os.PathLike[str]) -> dict[str, Any]:
     """Tell what a saved file holds, from its header alone: settings, Bayesian weights, and the bytes of each part."""
+    if is_compact(path):
+        from leanbayes.compression.file import describe_compact
+
+        return describe_compact(path)
     header, parts = _read_header(path)
     try:
         layout = Layout.from_json(header["layout"])
@@ -120,7 +158,7 @@ def _other_network(path: str | os.PathLike[str], difference: str) -> FileFormatE
     )
 
 
-def _without_aliases(state: dict[str, Tensor]) -> tuple[dict[str, Tensor], dict[str, str]]:
+def without_aliases(state: dict[str, Tensor]) -> tuple[dict[str, Tensor], dict[str, str]]:
     """Keep one name for tensors that share memory, as tied parameters do; safetensors stores no sharing."""
     kept: dict[str, Tensor] = {}
     aliases: dict[str, str] = {}
@@ -192,7 +230,7 @@ def _header(file: Any, path: str | os.PathLike[str]) -> dict[str, Any]:
 
 
 @torch.no_grad()
-def _load_tensors(bnn: BayesianModel, tensors: dict[str, Tensor], path: str | os.PathLike[str]) -> None:
+def load_tensors(bnn: BayesianModel, tensors: dict[str, Tensor], path: str | os.PathLike[str]) -> None:
     """Copy every tensor into its place, bit by bit: parameters first take the dtype of the file."""
     if bnn.posterior.sizes_vary:
         for name, tensor in [*bnn.posterior.named_parameters(), *bnn.posterior.named_buffers()]:

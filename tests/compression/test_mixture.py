@@ -79,6 +79,16 @@ def test_lists_of_components_lose_next_to_nothing() -> None:
     assert found == pytest.approx(float(mixture.log_density(points).mean()), abs=1e-3)
 
 
+def test_components_of_few_points_are_not_lost() -> None:
+    points = plane(400)  # one or two tiles, with more components each than those of many points have
+    tiles, mixture = fitted(points, 100)
+    _, found = em.expectation(tiles, em.candidates(tiles, mixture), mixture)
+    assert found > float(mixture.log_density(points).mean()) - 1e-3
+    tiles.count *= 100  # as if there were many
+    _, cut = em.expectation(tiles, em.candidates(tiles, mixture), mixture)
+    assert cut < found - 1
+
+
 def test_lists_are_cut_where_there_are_too_many_pairs(monkeypatch: pytest.MonkeyPatch) -> None:
     points = plane(20_000)
     tiles, mixture = fitted(points, 200)

@@ -16,25 +16,38 @@ COUNT, CODES = 600, 7
 KEY = make_key(0)
 
 
-def posterior(prior: Any = None, zeros: bool = True, blends: bool = True) -> SharedPosterior:
+def covariances(count: int) -> Tensor:
+    """Covariances of (μ, σ) among the members of each code."""
+    root = 0.4 * torch.randn(count, 2, 2, generator=torch.Generator().manual_seed(9), dtype=torch.float64)
+    return root @ root.mT
+
+
+def posterior(
+    prior: Any = None, zeros: bool = True, blends: bool = True, points: int = 0, sampling: Any = "independent"
+) -> SharedPosterior:
+    """The last codes are points; blended weights mix the others."""
     generator = torch.Generator().manual_seed(0)
     layout = Layout([Slot((name,), (20, 15), (0, 1), torch.float64, 15) for name in ("a", "b")])
     mean = torch.randn(CODES, generator=generator, dtype=torch.float64)
-    std = torch.rand(CODES, generator=generator, dtype=torch.float64) + 0.1
+    std = torch.rand(CODES, generator=generator, dtype=torch.float64)[: CODES - points] + 0.1
+    more = {"covariance": covariances(len(std)), "sampling": sampling}
     labels = torch.randint(CODES + zeros, (COUNT,), generator=generator)
     bound = (prior or lb.Normal(0.3)).bind(layout, torch.ones(COUNT, dtype=torch.float64))
     if not blends:
-        return SharedPosterior(layout, mean, std, labels, bound)
-    index = (labels < CODES).nonzero()[::9, 0]
-    partners = torch.randint(CODES, (len(index), 5), generator=generator)
+        return SharedPosterior(layout, mean, std, labels, bound, **more)
+    index = (labels < CODES - points).nonzero()[::9, 0]
+    partners = torch.randint(CODES - points, (len(index), 5), generator=generator)
     alpha = torch.rand(len(index), 5, generator=generator).softmax(1)
-    return SharedPosterior(layout, mean, std, labels, bound, index, partners, alpha)
+    return SharedPosterior(layout, mean, std, labels, bound, index, partners, alpha, **more)
 
 
 def plain_moments(q: SharedPosterior) -> tuple[Tensor, Tensor]:
     """Mean and variance of each weight, one by one."""
     mean, variance = torch.zeros(COUNT, dtype=torch.float64), torch.zeros(COUNT, dtype=torch.float64)
     codes, stds = q.mu.detach(), q.codes_std().detach()
+    if q.sampling == "hierarchical":
+        spreads = covariances(len(q.rho)).diagonal(dim1=1, dim2=2).sum(1)
+        stds[: len(q.rho)] = (stds[: len(q.rho)].square() + spreads).sqrt()
     for i, label in enumerate(q.labels.tolist()):
         if label < CODES:
             mean[i], variance[i] = codes[label], stds[label] ** 2
@@ -44,9 +57,10 @@ def plain_moments(q: SharedPosterior) -> tuple[Tensor, Tensor]:
     return mean, variance
 
 
+@pytest.mark.parametrize("sampling", ["independent", "hierarchical", "tied"])
 @pytest.mark.parametrize("blends", [False, True])
-def test_moments_are_those_of_the_codes(blends: bool) -> None:
-    q = posterior(blends=blends)
+def test_moments_are_those_of_the_codes(blends: bool, sampling: Any) -> None:
+    q = posterior(blends=blends, sampling=sampling)
     mean, variance = plain_moments(q)
     torch.testing.assert_close(q.mean(), mean)
     torch.testing.assert_close(q.variance(), variance)
@@ -65,6 +79,86 @@ def test_draws_have_these_moments_and_noise_of_their_own() -> None:
     torch.testing.assert_close(q.sample(KEY) - q.mean(), q.perturbation(KEY))
 
 
+def draws_of(q: SharedPosterior, number: int = 20_000) -> Tensor:
+    with torch.no_grad():
+        return torch.stack([q.sample(make_key(1, index)) for index in range(number)])
+
+
+def test_a_hierarchical_draw_has_a_mean_and_a_spread_of_its_own() -> None:
+    q = posterior(sampling="hierarchical")
+    code, stds = 0, q.codes_std().detach()
+    index = (q.labels == code).nonzero()[:, 0]
+    index = index[~torch.isin(index, q.blended)]
+    found = draws_of(q, 4000)[:, index].flatten() - q.mu[code].detach()
+    # The same by hand: (μ, σ) first, then the weight.
+    root = torch.linalg.cholesky(covariances(CODES)[code])
+    centre = torch.tensor([0.0, float(stds[code])], dtype=torch.float64)
+    generator = torch.Generator().manual_seed(5)
+    pairs = centre + torch.randn(len(found), 2, generator=generator, dtype=torch.float64) @ root.T
+    by_hand = pairs[:, 0] + pairs[:, 1] * torch.randn(len(found), generator=generator, dtype=torch.float64)
+    for power in (1, 2, 3, 4):  # the third and fourth tell it from a Gaussian
+        errors = [draw.pow(power).std() / len(found) ** 0.5 for draw in (found, by_hand)]
+        assert abs(found.pow(power).mean() - by_hand.pow(power).mean()) < 5 * sum(errors)
+    torch.testing.assert_close(found.var(), q.variance()[index[0]].detach(), rtol=0.03, atol=0)
+    gaussian_fourth = 3 * found.var().square()
+    assert found.pow(4).mean() > 1.1 * gaussian_fourth
+
+
+def test_the_draws_of_every_kind_have_the_variance_of_the_weights() -> None:
+    for sampling in ("hierarchical", "tied"):
+        q = posterior(sampling=sampling, points=2)
+        draws = draws_of(q, 3000)
+        mean, variance = plain_moments(q)
+        torch.testing.assert_close(draws.mean(0), mean, rtol=0, atol=0.12)
+        torch.testing.assert_close(draws.var(0), variance, rtol=0.25, atol=1e-12)
+        torch.testing.assert_close(q.sample(KEY) - q.mean(), q.perturbation(KEY))
+
+
+def test_tied_weights_have_one_noise_a_code_and_count_once() -> None:
+    q = posterior(sampling="tied")
+    weights = q.sample(KEY).detach()
+    plain = torch.ones(COUNT, dtype=torch.bool).index_fill_(0, q.blended, False)
+    for code in range(CODES):
+        assert len(weights[plain & (q.labels == code)].unique()) == 1
+    assert len(weights[q.blended].unique()) == len(q.blended)
+    own = torch.distributions.Normal(q.mu.detach(), q.codes_std().detach())
+    kl = torch.distributions.kl_divergence(own, torch.distributions.Normal(0.0, 0.3)).sum()
+    mean, variance = plain_moments(q)
+    mixes = torch.distributions.Normal(mean[q.blended], variance[q.blended].sqrt())
+    kl = kl + torch.distributions.kl_divergence(mixes, torch.distributions.Normal(0.0, 0.3)).sum()
+    torch.testing.assert_close(q.kl(KEY), kl)
+    with pytest.raises(lb.LeanBayesError, match="one prior for all its weights"):
+        posterior(lb.Normal("fan_in"), sampling="tied").kl(KEY)
+
+
+@pytest.mark.parametrize("prior", [lb.Normal(0.3), lb.Normal("fan_in", center="pretrained")])
+def test_points_are_drawn_as_they_are_and_have_no_kl(prior: Any) -> None:
+    q = posterior(prior, points=3)
+    point = (q.labels >= CODES - 3) & (q.labels < CODES)
+    assert point.any()
+    assert torch.equal(q.sample(KEY)[point], q.mu[q.labels[point]])
+    assert (q.variance()[point] == 0).all()
+    assert q.random_weights == int((q.labels < CODES - 3).sum())
+    mean, variance = plain_moments(q)
+    random = (variance > 0).nonzero()[:, 0]
+    terms = q.prior.normal_terms(random)
+    assert terms is not None
+    expected = gaussian.normal_kl(mean[random], variance[random].sqrt(), terms)
+    torch.testing.assert_close(q.kl(KEY), expected)
+    (slope,) = torch.autograd.grad(q.kl(KEY), q.mu)
+    assert (slope[-3:] == 0).all()
+
+
+def test_a_layer_of_points_is_not_random() -> None:
+    q = posterior(blends=False, points=CODES)
+    assert q.random_slots() == [False, False]
+    assert list(q.scale_parameters()) == []
+    assert q.kl(KEY) == 0
+    labels = torch.cat([torch.zeros(300), torch.ones(300)]).long()
+    one = SharedPosterior(q.layout, torch.ones(2), torch.ones(1), labels, q.prior)
+    assert one.random_slots() == [True, False]
+
+
 def test_the_gradient_of_a_code_is_the_sum_over_its_weights() -> None:
     q = posterior(blends=False)
     grad = torch.randn(COUNT, dtype=torch.float64)
@@ -79,9 +173,17 @@ def test_the_gradient_of_a_code_is_the_sum_over_its_weights() -> None:
     torch.testing.assert_close(sorted_way, expected)
 
 
-@pytest.mark.parametrize("prior", [lb.Normal(0.3), lb.Normal("fan_in", center="pretrained")])
-def test_gradients_of_draw_and_kl(prior: Any) -> None:
-    q = posterior(prior)
+@pytest.mark.parametrize(
+    ("prior", "sampling"),
+    [
+        (lb.Normal(0.3), "independent"),
+        (lb.Normal("fan_in", center="pretrained"), "independent"),
+        (lb.Normal(0.3), "hierarchical"),
+        (lb.Normal(0.3), "tied"),
+    ],
+)
+def test_gradients_of_draw_and_kl(prior: Any, sampling: Any) -> None:
+    q = posterior(prior, points=2, sampling=sampling)
     parameters = [q.mu, q.rho, q.logits]
 
     def loss(mu: Tensor, rho: Tensor, logits: Tensor) -> Tensor:
@@ -124,20 +226,19 @@ def test_a_prior_without_closed_form() -> None:
     torch.testing.assert_close(q.kl(KEY), log_q - q.prior.log_prob(weights))
 
 
-def test_counts_leave_out_blends_and_follow_the_labels() -> None:
+def test_counts_leave_out_blends() -> None:
     q = posterior()
-    assert int(q.counts().sum()) == COUNT - len(q.blended)
-    q.labels.fill_(2)
-    assert q.counts().tolist() == [0, 0, COUNT - len(q.blended), 0, 0, 0, 0, 0]
+    plain = torch.ones(COUNT, dtype=torch.bool).index_fill_(0, q.blended, False)
+    assert q.counts().tolist() == [int((plain & (q.labels == code)).sum()) for code in range(CODES + 1)]
 
 
 def test_a_damaged_file() -> None:
     q = posterior()
     state = {name: tensor for name, tensor in q.state_dict().items() if not name.startswith("prior")}
-    assert q.from_file(state) is state
+    assert all(torch.equal(tensor, state[name]) for name, tensor in q.from_file(q.to_file(state)).items())
     wrong = {"labels": q.labels + 1, "partners": q.partners - 1, "blended": q.blended + COUNT, "rho": q.rho[1:]}
     for name, tensor in wrong.items():
-        with pytest.raises(ValueError, match=r"beyond|fit"):
+        with pytest.raises(ValueError, match=r"beyond|shape"):
             q.from_file({**state, name: tensor})
-    with pytest.raises(ValueError, match="blends"):
+    with pytest.raises(ValueError, match="blended has the shape"):
         q.from_file({**state, "blended": q.blended[1:]})

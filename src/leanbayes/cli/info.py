@@ -23,7 +23,7 @@ class InfoOptions:
     """Tell what is in a saved model, or in a run's folder.
 
     Attributes:
-        path: a model.safetensors file, or the folder of a run.
+        path: a model.safetensors file, a compact file, or the folder of a run.
         json: print JSON, not a table.
     """
 

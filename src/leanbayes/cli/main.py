@@ -26,6 +26,7 @@ Calibrated uncertainty for neural networks, at about the cost of a plain one.
   predict RUN IMAGES    label, probability and uncertainty of pictures (or mean and std for rows of a csv)
   compare [METHODS]     train several methods on one data set: one table of quality and cost, and a report
   report RUNS           one HTML file on trained runs: calibration, shift, what they have never seen, cost
+  compress RUN [OUT]    write a compact file: weights that share few Gaussians, entropy coded
   export RUN FILE       write the model as ONNX: mean and variance in one pass, without Python
   sensitivity RUN       which layers hold the weights that matter, which PBN makes Bayesian
   info PATH             what is in a saved model, or in a run's folder
@@ -86,6 +87,7 @@ def _run(words: list[str]) -> int:
 def _commands() -> dict[str, Callable[[list[str]], Action]]:
     """Import the commands: each reads its words, and returns what is to be done."""
     from leanbayes.cli.compare import compare
+    from leanbayes.cli.compress import compress_run
     from leanbayes.cli.evaluate import evaluate_run
     from leanbayes.cli.export import export_run
     from leanbayes.cli.fit import fit_method
@@ -100,6 +102,7 @@ def _commands() -> dict[str, Callable[[list[str]], Action]]:
         "predict": predict_images,
         "compare": compare,
         "report": report,
+        "compress": compress_run,
         "export": export_run,
         "sensitivity": sensitivity_of_run,
         "info": info,

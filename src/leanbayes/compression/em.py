@@ -5,6 +5,7 @@ same lists from step to step, a step on all points never lowers Σ log Σ_{k in 
 more than the log-likelihood.
 """
 
+import math
 from collections.abc import Iterator
 
 import torch
@@ -16,7 +17,7 @@ from leanbayes.compression.mixture import Factors, Mixture
 from leanbayes.compression.tiles import Block, Bounds, Candidates, Tiles
 
 SLACK = 8.0
-MOST = 32  # components a tile
+MOST = 32  # components a tile, where these have many points each
 
 
 def densities(mixture: Mixture) -> Bounds:
@@ -44,7 +45,8 @@ def densities(mixture: Mixture) -> Bounds:
 
 
 def candidates(tiles: Tiles, mixture: Mixture, slack: float = SLACK, most: int = MOST) -> Candidates:
-    """Find the components that matter in each tile."""
+    """Find the components that matter in each tile; where they have few points each, up to four times its own share."""
+    most = max(most, 4 * math.ceil(len(mixture) * tiles.size / tiles.count))
     return tiles.search(len(mixture), densities(mixture), slack, most)
 
 

@@ -6,6 +6,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from leanbayes.compression.mixture import Mixture
 from leanbayes.errors import LeanBayesError
 
 Metric = Literal["plain", "whitened", "sensitivity"]
@@ -28,17 +29,20 @@ class Plane:
         second = points[:, 1] * self.scale[1]
         return points[:, 0] * self.scale[0], second.exp() if self.logarithmic else second.clamp_min(0)
 
+    def covariance(self, mixture: Mixture) -> Tensor:
+        """Return the covariance of (μ, σ) in each component, to first order where the plane has log σ."""
+        mean, std = self.weights(mixture.mean)
+        slopes = torch.stack([torch.full_like(mean, self.scale[0]), torch.full_like(std, self.scale[1])], 1)
+        slopes[:, 1] *= std if self.logarithmic else 1
+        return slopes[:, :, None] * mixture.covariance * slopes[:, None]
+
 
 def plane_for(metric: Metric, mean: Tensor, std: Tensor) -> Plane:
     """Choose the plane for a metric; `sensitivity` is plain, with points weighted."""
-    if not (mean.isfinite().all() and std.isfinite().all()) or (std < 0).any():
-        raise LeanBayesError("Weights to share must have finite means and standard deviations that are not negative.")
     if metric in ("plain", "sensitivity"):
         return Plane()
     if metric != "whitened":
         raise LeanBayesError(f"metric={metric!r} is unknown: use 'plain', 'whitened' or 'sensitivity'.")
-    if not (std > 0).all():
-        raise LeanBayesError("metric='whitened' takes log σ, but some σ are 0: use metric='plain'.")
     return Plane((_spread(mean), _spread(std.log())), logarithmic=True)
 
 

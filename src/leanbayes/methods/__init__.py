@@ -9,6 +9,7 @@ from leanbayes.methods.registry import METHODS, describe_method, get_method, par
 from leanbayes.methods.rigl import RigL
 from leanbayes.methods.ssvi import SSVI
 from leanbayes.methods.vdp import VDP
+from leanbayes.methods.weight_sharing import WeightSharing
 
 __all__ = [
     "METHODS",
@@ -20,6 +21,7 @@ __all__ = [
     "MCDropout",
     "MeanField",
     "RigL",
+    "WeightSharing",
     "describe_method",
     "get_method",
     "parse_method",

@@ -16,6 +16,7 @@ from leanbayes.methods.pbn import PBN
 from leanbayes.methods.rigl import RigL
 from leanbayes.methods.ssvi import SSVI
 from leanbayes.methods.vdp import VDP
+from leanbayes.methods.weight_sharing import WeightSharing
 
 METHODS: dict[str, Method] = {
     "deterministic": Deterministic(),
@@ -26,6 +27,7 @@ METHODS: dict[str, Method] = {
     "pbn": PBN(),
     "ssvi": SSVI(),
     "rigl": RigL(),
+    "weight-sharing": WeightSharing(),
 }
 
 

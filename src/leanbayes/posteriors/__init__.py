@@ -5,6 +5,7 @@ from leanbayes.posteriors.mean_field import MeanFieldPosterior
 from leanbayes.posteriors.partial import PartialPosterior
 from leanbayes.posteriors.point import PointPosterior
 from leanbayes.posteriors.row import RowPosterior
+from leanbayes.posteriors.shared import SharedPosterior
 from leanbayes.posteriors.subspace import SparsePointPosterior, SubspacePosterior
 
 __all__ = [
@@ -13,6 +14,7 @@ __all__ = [
     "PointPosterior",
     "Posterior",
     "RowPosterior",
+    "SharedPosterior",
     "SparsePointPosterior",
     "SubspacePosterior",
 ]

@@ -1,0 +1,85 @@
+"""`leanbayes compress`: the search for a file that is small enough or good enough, and what info tells of it."""
+
+import json
+from pathlib import Path
+
+import pytest
+from cli_cases import TOY, Cli, load_run
+
+import leanbayes as lb
+from leanbayes.cli.compress import Trial, bytes_of
+from leanbayes.data import Batches, load
+from leanbayes.evaluation import evaluate
+
+FINE, COARSE = Trial(64, None, "fp16"), Trial(8, None, "int8")
+
+
+@pytest.fixture(autouse=True)
+def _two_trials(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("leanbayes.cli.compress.TRIALS", (FINE, COARSE))
+
+
+def test_sizes_are_read_as_people_write_them() -> None:
+    for text, size in (("700KB", 700_000), ("1.5 MiB", 3 << 19), ("90000", 90_000), ("0.7mb", 700_000), ("12B", 12)):
+        assert bytes_of(text) == size
+    for text in ("", "KB", "-1KB", "1 kilo", "0", "nan"):
+        with pytest.raises(lb.LeanBayesError, match="write it as 700KB"):
+            bytes_of(text)
+
+
+def test_a_file_that_is_small_enough(cli: Cli, digits: Path) -> None:
+    finest = json.loads(cli("compress", digits, "small.lbc", "--json").out)
+    assert finest["chosen"]["trial"]["components"] == 64
+    found = json.loads(cli("compress", digits, "--target-size", finest["chosen"]["bytes"] - 1, "--json").out)
+    assert [result["trial"]["components"] for result in found["tried"]] == [64, 8]
+    assert found["chosen"]["trial"]["components"] == 8
+    assert (digits / "model.lbc").stat().st_size == found["chosen"]["bytes"] < finest["chosen"]["bytes"]
+    # What is told is the score of what the file holds, on the validation data.
+    loaded = lb.load(digits / "model.lbc", load_run(digits).to_deterministic()).eval()
+    data = load("digits")
+    assert data.validation is not None
+    batches = Batches(data.validation, 1000, shuffle=False, normalise=data.normalise)
+    assert evaluate(loaded, batches.epoch(), seed=0)["nll"] == pytest.approx(found["chosen"]["nll"], rel=0.05)
+
+
+def test_a_file_that_is_good_enough_and_what_info_tells(cli: Cli, digits: Path) -> None:
+    told = cli("compress", digits, "a.lbc", "--max-nll-increase", 100)
+    assert told.out.startswith("a.lbc: ")
+    assert "8 components, int8" in next(line for line in told.out.splitlines() if line.rstrip().endswith("kept"))
+    size = Path("a.lbc").stat().st_size
+    file = json.loads(cli("info", "a.lbc", "--json").out)["file"]
+    assert sum(part["bytes"] for part in file["parts"].values()) == file["bytes"] == size
+    shown = cli("info", "a.lbc").out
+    assert f"a.lbc, {size:,} bytes" in shown
+    assert "labels" in shown
+
+
+def test_a_bad_trial_before_a_good_one_does_not_end_the_search(
+    cli: Cli, digits: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("leanbayes.cli.compress.TRIALS", (COARSE, FINE, COARSE))
+    both = json.loads(cli("compress", digits, "a.lbc", "--max-nll-increase", 100, "--json").out)
+    coarse, fine = (both["tried"][place]["nll"] for place in (0, 1))
+    between = (coarse + fine) / 2 - both["nll_before"]
+    assert coarse > fine
+    found = json.loads(cli("compress", digits, "a.lbc", "--max-nll-increase", max(between, 0), "--json").out)
+    assert found["chosen"]["trial"]["components"] == 64
+    assert len(found["tried"]) == 3
+    assert Path("a.lbc").stat().st_size == found["chosen"]["bytes"]
+
+
+def test_mistakes_are_told_in_a_sentence(cli: Cli, digits: Path) -> None:
+    told = cli("compress", digits, "--target-size", "100", code=1)
+    assert "No file is as small as 100 bytes: the smallest has" in told.err
+    cli("fit", "mean-field", *TOY, "--model-options", "hidden=[2]", "--out", "tiny")
+    told = cli("compress", "tiny", code=1)
+    assert "64 components, fp16: Too few weights can share" in told.err
+    assert "The network has too few weights to share" in told.err
+    assert "choose a folder" in cli("compress", digits, "no/file.lbc", code=1).err
+    assert "There is no run in nowhere" in cli("compress", "nowhere", code=1).err
+    for words, sentence in (
+        (("--target-size", "much"), "write it as 700KB"),
+        (("--target-size", "1KB", "--max-nll-increase", "1"), "exclude each other"),
+        (("--max-nll-increase", "-1"), "must not be negative"),
+    ):
+        assert sentence in cli("compress", digits, *words, code=2).err
