@@ -32,6 +32,7 @@ class Task:
             a csv table or of a folder of pictures.
         model: name of a network, such as mlp, lenet-5, resnet-18, vit-tiny, unet, timm:NAME or torchvision:NAME.
         model_options: settings of the network itself, as NAME=VALUE.
+        start: folder of a finished run of that network: the training goes out from its weights and their spreads.
         root: folder that holds the data sets. None means what the environment variable LEANBAYES_DATA says.
         resize: height and width that the pictures of a folder are brought to.
         validation_share: share of the training data that is held out. Choices are made on it, never on the test data.
@@ -44,6 +45,7 @@ class Task:
     data: str = "digits"
     model: str = "small-cnn"
     model_options: tuple[str, ...] = ()
+    start: Path | None = None
     root: Path | None = None
     resize: tuple[int, int] | None = None
     validation_share: float = 0.1

@@ -2,6 +2,7 @@
 
 import contextlib
 import dataclasses
+import hashlib
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -35,7 +36,7 @@ def load_data(task: Task) -> Data:
 
 
 def prepare(task: Task, seed: int, data: Data | None = None) -> Prepared:
-    """Load the data, unless they are there, and build the network, whose first weights follow the seed."""
+    """Load the data, unless they are there, and build the network, whose first weights follow the seed or a run."""
     data = data or load_data(task)
     options = dict(_option(text) for text in task.model_options)
     network = build(task.model, data.input_shape, data.outputs, seed=seed, **options)
@@ -50,7 +51,26 @@ def prepare(task: Task, seed: int, data: Data | None = None) -> Prepared:
     normalise = None if data.normalise is None else dataclasses.asdict(data.normalise)
     scales = {name: getattr(data, name) for name in ("input_mean", "input_std", "target_mean", "target_std")}
     notes = {"source": source, "model": model, "classes": data.classes, "normalise": normalise, "scales": scales}
+    if task.start is not None:
+        network, notes["start"] = _started(task.start, source, model)
     return Prepared(data, network, notes)
+
+
+def _started(folder: Path, source: dict[str, Any], model: dict[str, Any]) -> tuple[BayesianModel, dict[str, Any]]:
+    """Return the model that another training goes out from, and what it was."""
+    run = open_run(folder, "cpu")
+    config = run.record["config"]
+    same = {**model, "input_shape": list(model["input_shape"])}
+    if config["model"] != same:
+        raise LeanBayesError(f"The run in {folder} has the network {config['model']}, not {same}: train the same one.")
+    was = config["source"]
+    if was["name"] == source["name"] and was["validation_share"] != source["validation_share"]:
+        raise LeanBayesError(
+            f"The run in {folder} has held out {was['validation_share']:g} of the same data: use --validation-share "
+            f"{was['validation_share']:g}, or what is held out here was trained on there."
+        )
+    digest = hashlib.sha256((folder / "model.safetensors").read_bytes()).hexdigest()[:16]
+    return run.model, {"method": config["method"], "recipe": config.get("recipe"), "digest": digest}
 
 
 def _option(text: str) -> tuple[str, Any]:
