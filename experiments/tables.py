@@ -10,10 +10,12 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
+from pbn_tables import partial_tables
 from ssvi_tables import overlap_table, read, sparse_entries, sparse_tables
 
 HERE = Path(__file__).parent
 BEGIN, END = "<!-- measured -->", "<!-- /measured -->"
+EXPERIMENTS = "<!-- measured: experiments -->"  # where a page has two places
 HEAD = """# Results
 
 Each table is one command. Choices were made on a held-out part of the training data, but for MNIST, where the prior and
@@ -61,7 +63,9 @@ SUBJECTS = {
     "cifar10_init_std": "the first σ",
     "cifar10_init_std_no_warmup": "the first σ, without a warm-up of the temperature",
     "cifar10_ssvi": "SSVI",
+    "cifar10_vdp": "VDP++",
     "cifar10_ssvi_paper": "SSVI as in its paper",
+    "cifar10_pbn": "PBN",
     "cifar100_ssvi": "SSVI",
 }  # of comparisons that share their network and data with others
 
@@ -121,19 +125,18 @@ def vdp_table(record: dict[str, Any], title: str) -> str:
 def one_pass_table(record: dict[str, Any]) -> str:
     """Lay out every way to predict one network."""
     title = f"{record['model']['name']} on {record['source']['name']}"
-    accuracies, times = record["output_accuracy"], record["milliseconds"]
+    accuracies = record["output_accuracy"]
     lines = [
         f"**{title}** ({record['test_examples']} test examples; {', '.join(record['machine']['gpus']) or 'CPU'})",
         "",
-        "| | accuracy | NLL | ECE | std ratio | log corr. | ms |",
-        "|---|---:|---:|---:|---:|---:|---:|",
+        "| | accuracy | NLL | ECE | std ratio | log corr. |",
+        "|---|---:|---:|---:|---:|---:|",
     ]
     for name, scores in record["scores"].items():
         cells = [f"{scores['accuracy']:.2%}", f"{scores['nll']:.4f}", f"{scores['ece']:.4f}"]
         found = accuracies.get(name)
         cells += [f"{found['ratio']:.2f} ({found['low']:.2f}-{found['high']:.2f})"] if found else [""]
         cells += [f"{found['log_correlation']:.2f}"] if found else [""]
-        cells += [f"{times[name]:.1f}"] if name in times else [""]
         lines.append(f"| {name} | " + " | ".join(cells) + " |")
     return "\n".join(lines)
 
@@ -148,10 +151,10 @@ def cell(figure: dict[str, Any], form: str, best: bool) -> str:
     return f"**{text}**" if best else text
 
 
-def fill(page: Path, parts: Iterable[str]) -> None:
+def fill(page: Path, parts: Iterable[str], begin: str = BEGIN) -> None:
     """Put the tables of a page between its marks."""
-    before, _, rest = page.read_text().partition(BEGIN)
-    page.write_text(before + BEGIN + "\n" + "\n\n".join(parts) + "\n" + END + rest.partition(END)[2])
+    before, _, rest = page.read_text().partition(begin)
+    page.write_text(before + begin + "\n" + "\n\n".join(parts) + "\n" + END + rest.partition(END)[2])
 
 
 def sensitivity_table(record: dict[str, Any]) -> str:
@@ -189,6 +192,7 @@ def main() -> None:
         docs / "partial.md",
         (sensitivity_table(read(path)) for path in sorted((results / "pbn").glob("sensitivity.json"))),
     )
+    fill(docs / "partial.md", partial_tables(results / "pbn"), EXPERIMENTS)
     fill(docs / "sparse.md", [*sparse_tables(sparse_entries(results)), *shown])
 
 

@@ -201,7 +201,7 @@ def pages(folder: Path) -> Path:
     """The scripts and pages alone, without results."""
     for name in ("experiments", "docs"):
         (folder / name).mkdir()
-    for name in ("tables.py", "ssvi_tables.py"):
+    for name in ("tables.py", "pbn_tables.py", "ssvi_tables.py"):
         shutil.copy(EXPERIMENTS / name, folder / "experiments")
     for name in ("one_pass", "partial", "sparse"):
         (folder / "docs" / f"{name}.md").write_text("before\n<!-- measured -->\nold\n<!-- /measured -->\nafter\n")
@@ -209,7 +209,8 @@ def pages(folder: Path) -> Path:
 
 
 def write_tables(monkeypatch: pytest.MonkeyPatch, folder: Path) -> tuple[str, str]:
-    monkeypatch.delitem(sys.modules, "ssvi_tables", raising=False)
+    for name in ("pbn_tables", "ssvi_tables"):
+        monkeypatch.delitem(sys.modules, name, raising=False)
     script(monkeypatch, "tables.py", "now", folder=folder / "experiments")
     return (folder / "docs" / "results.md").read_text(), (folder / "docs" / "sparse.md").read_text()
 

@@ -18,7 +18,7 @@ from leanbayes.methods import parse_method
 from leanbayes.models import build
 
 EXPERIMENTS = Path(__file__).parent.parent / "experiments"
-SHAPES = {"mnist": (1, 28, 28), "cifar10": (3, 32, 32), "cifar100": (3, 32, 32)}
+SHAPES = {"CamVid": (3, 240, 320), "mnist": (1, 28, 28), "cifar10": (3, 32, 32), "cifar100": (3, 32, 32)}
 IMAGES = 6  # of the test data, all in one batch
 METHODS = ("deterministic", "mean-field:samples=2", "vdp", "vdp:objective=gaussian,variance=row,correlation=none")
 

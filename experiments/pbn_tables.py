@@ -1,0 +1,334 @@
+"""The tables on PBN: what its paper claims and what we have, what rates bring and cost, corruptions, segmentation."""
+
+import math
+import statistics
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from ssvi_tables import read
+
+RATE_COLUMNS = {
+    "accuracy": ("accuracy", "{:.2%}"),
+    "nll": ("NLL", "{:.4f}"),
+    "brier": ("Brier", "{:.4f}"),
+    "ece": ("ECE", "{:.4f}"),
+}
+COSTS = {
+    "kilo_trained": ("trained ×1000", "{:,.0f}"),
+    "file_kb": ("kB on disk", "{:,.0f}"),
+    "predict_time_ratio": ("× plain to predict", "{:.1f}"),
+}
+TOY_COLUMNS = {"rmse": "RMSE", "nll": "NLL", "std": "std", "epistemic_std": "of it epistemic"}
+NAMES = ("toy", "mnist_rates", "convergence", "cifar10", "camvid")
+MEMBERS = 5  # of the paper's ensembles
+DRAWS = 5  # of the paper's trainings and predictions
+# The figures that the page shows, and what is to be seen in them.
+FIGURES = {
+    "toy.svg": "Mean ± 3 std; the frame is the range of the data.",
+    "rates.svg": "LeNet-300-100 on MNIST over the rate, beside methods that have none.",
+    "first-layer.png": "Mean σ of the first layer by the pixel that its weights see, from 0 to the number above.",
+    "rotation.svg": "Turned digits: accuracy, and how unsure the answers are.",
+    "entropy-*.svg": "Share of the images with more than some entropy.",
+    "dial-*.svg": "By both ways to rank the weights.",
+    "convergence-*.svg": "By one draw after every epoch.",
+    "severities.svg": "CIFAR-10: mean over 15 corruptions; severity 0 is clean.",
+    "entropies.svg": "CIFAR-10: entropy of right and of wrong answers.",
+    "shares-*.svg": "A point is a layer, from the input to the output.",
+    "segmentation.png": "A test image of CamVid: answer and entropy of each method.",
+}
+
+Runs = Sequence[Mapping[str, Any]]
+
+
+def partial_tables(folder: Path) -> Iterator[str]:
+    """Lay out all that there is on PBN: the claims of its paper, and then what was measured."""
+    found = {name: read(folder / f"{name}.json") for name in NAMES}
+    found["shares"] = {path.stem: read(path) for path in sorted(folder.glob("*shares.json"))}
+    rows = [row for claim in CLAIMS for row in claim(found)]
+    if rows:
+        lines = ["| the paper's claim | ours | its cost |", "|---|---|---|"]
+        yield "\n".join([*lines, *(f"| {' | '.join(row)} |" for row in rows)])
+    for name, layouts in LAYOUTS.items():
+        if found[name]:
+            yield from (layout(found[name]) for layout in layouts)
+    for pattern, caption in FIGURES.items():
+        for path in sorted(folder.glob(pattern)):
+            yield f"![{path.stem}](../experiments/results/pbn/{path.name})\n\n{caption}"
+
+
+# -- claims -----------------------------------------------------------------------------------------------------------
+
+Row = tuple[str, str, str]
+Found = Mapping[str, Mapping[str, Any]]
+
+
+def size_claim(found: Found) -> Iterator[Row]:
+    """45 % fewer parameters than VI, 80 % fewer than an ensemble."""
+    record = found["cifar10"] or found["mnist_rates"]
+    if record:
+        sizes = (mean_of(record["results"], name, "costs", "kilo_trained") for name in ("PBN 5 %", *_LARGER))
+        ours, whole, members = sizes
+        text = f"{1 - ours / whole:.0%} fewer than mean-field, {1 - ours / members:.0%} fewer than the ensemble"
+        yield (
+            "45 % fewer parameters than VI, 80 % fewer than 5 members",
+            f"{record['model']['name']} at 5 %: {text}",
+            times(record["results"], "PBN 5 %", "kilo_trained", "the plain network's numbers"),
+        )
+
+
+_LARGER = ("mean-field", "ensemble")
+
+
+def mnist_claims(found: Found) -> Iterator[Row]:
+    """Rates on MNIST: Brier score, detection, and where the Bayesian weights lie."""
+    record = found["mnist_rates"]
+    if not record:
+        return
+    runs = record["results"]
+
+    def brier(name: str) -> str:
+        return f"{mean_of(runs, name, 'scores', 'brier'):.4f}"
+
+    yield (
+        "MNIST: the Brier score gets worse as the rate rises, the steps being as many",
+        f"{brier('PBN 1 %')} at 1 %, {brier('PBN 50 %')} at 50 %, {brier('mean-field')} at 100 %; "
+        f"plain {brier('deterministic')}, ensemble {brier('ensemble')}",
+        times(runs, "PBN 50 %", "train_gflops", "the plain training's FLOPs"),
+    )
+    doubts = {name: mean_of(runs, name, "ood", "fashion-mnist", "auroc") for name in _ROWS}
+    listed = ", ".join(f"{name} {value:.3f}" for name, value in doubts.items())
+    yield "Fashion-MNIST: AUROC at 10 % is that of the ensemble", listed, predicting(runs, "PBN 10 %")
+    share = mean_of(runs, "PBN 5 %", "first_layer", "in_the_middle")
+    chance = mean_of(runs, "PBN 5 %, random", "first_layer", "in_the_middle")
+    yield (
+        "At 5 % the spreads of the first layer sit on the middle of the image",
+        f"{share:.0%} of them in its middle quarter; {chance:.0%} by chance",
+        "",
+    )
+
+
+_ROWS = ("deterministic", "PBN 10 %", "mean-field", "ensemble")
+
+
+def start_claim(found: Found) -> Iterator[Row]:
+    """A trained start is faster."""
+    record = found["convergence"]
+    if record:
+        name = f"{record['model']['name']} on {record['source']['name']}"
+        ours = ", ".join(
+            f"{one['name']} from a {one['start']} start {one['last']['nll']:.4f}"
+            for one in record["results"]
+            if one["name"] != "deterministic"
+        )
+        total = 2 * record["recipe"]["epochs"]
+        yield "A trained start converges faster, to a lower NLL", f"{name}: held-out {ours}", f"{total} epochs in all"
+
+
+def shift_claim(found: Found) -> Iterator[Row]:
+    """Better than the plain network on clean images, and under corruptions."""
+    record = found["cifar10"]
+    if record:
+        runs = record["results"]
+        scores = [
+            f"{name} {mean_of(runs, name, 'scores', 'accuracy'):.2%}, NLL {mean_of(runs, name, 'scores', 'nll'):.3f}"
+            for name in ("deterministic", "PBN 1 %", "PBN 5 %", "mean-field", "ensemble")
+        ]
+        yield (
+            "CIFAR-10: at 5 % competitive with ensembles",
+            "; ".join(scores),
+            times(runs, "PBN 5 %", "kilo_trained", "the plain network's numbers"),
+        )
+        plain, ours = (levels_of(runs, name, "ece") for name in ("deterministic", "PBN 5 %"))
+        lower = sum(a < b for a, b in zip(ours[1:], plain[1:], strict=True))
+        text = f"ECE at 5 % below the plain network's at {lower} of {len(plain) - 1} severities"
+        yield (
+            "CIFAR-10: calibrated under corruptions at 5 %",
+            f"{text}; {ours[-1]:.3f} against {plain[-1]:.3f} at the worst",
+            predicting(runs, "PBN 5 %"),
+        )
+
+
+def layer_claim(found: Found) -> Iterator[Row]:
+    """Near the input and the output."""
+    for record in found["shares"].values():
+        for one in record["results"]:
+            shares = {place: of["bayesian"] / of["weights"] for place, of in enumerate(one["layers"], 1)}
+            most = sorted(shares, key=lambda place: -shares[place])[:3]
+            listed = ", ".join(f"layer {place} ({shares[place]:.0%})" for place in most)
+            text = f"{record['model']['name']} at 5 %, of {len(shares)} layers most in {listed}"
+            if one["name"] == "PBN 5 %":
+                yield "The Bayesian weights are near the input and the output", text, ""
+
+
+def segmentation_claim(found: Found) -> Iterator[Row]:
+    """Near the plain network at 1 %."""
+    record = found["camvid"]
+    if record:
+        runs = record["results"]
+        plain, ours, whole = (mean_of(runs, n, "scores", "miou") for n in ("deterministic", "PBN 1 %", "mean-field"))
+        yield (
+            "Segmentation (Cityscapes): mIoU at 1 % within 4 % of the plain network's; VI loses 40 %",
+            f"CamVid: plain {plain:.1%}, 1 % {ours:.1%} ({ours / plain - 1:+.1%}), mean-field {whole:.1%} "
+            f"({whole / plain - 1:+.1%})",
+            times(runs, "PBN 1 %", "kilo_trained", "the plain network's numbers"),
+        )
+
+
+CLAIMS: tuple[Callable[[Found], Iterator[Row]], ...] = (
+    size_claim,
+    mnist_claims,
+    layer_claim,
+    shift_claim,
+    start_claim,
+    segmentation_claim,
+)
+
+
+# -- tables -----------------------------------------------------------------------------------------------------------
+
+
+def head(record: Mapping[str, Any], title: str) -> list[str]:
+    """Begin a table with its command and its machine."""
+    machine = record["machine"]
+    where = ", ".join(machine["gpus"]) or f"{machine['processor']}, {machine['cores']} cores"
+    return [f"**{title}**\n", f"`{record['command']}` ({where}, torch {record['versions']['torch']})\n"]
+
+
+def about(record: Mapping[str, Any]) -> str:
+    """Name the network and the data of a record."""
+    seeds = len({one["seed"] for one in record["results"]})
+    return f"{record['model']['name']} on {record['source']['name']}, {seeds} seed{'s' if seeds > 1 else ''}"
+
+
+def toy_table(record: Mapping[str, Any]) -> str:
+    """Lay out how wide the bands are, and how good, inside the range of the data and outside."""
+    titles = [f"{name} {end}" for end in ("inside", "outside") for name in TOY_COLUMNS.values()]
+    lines = [*head(record, f"x³ from {record['examples']} points"), *header(titles)]
+    for one in record["results"]:
+        cells = [f"{one[end][key]:.2f}" for end in ("inside", "outside") for key in TOY_COLUMNS]
+        lines.append(f"| {one['name']} | {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
+def rate_table(record: Mapping[str, Any]) -> str:
+    """Lay out scores, detection and costs of every rate."""
+    runs = record["results"]
+    others = list(runs[0]["ood"])
+    titles = [title for title, _ in RATE_COLUMNS.values()] + [f"AUROC {name}" for name in others]
+    lines = [*head(record, about(record)), *header([*titles, *(title for title, _ in COSTS.values())])]
+    for name in dict.fromkeys(one["name"] for one in runs):
+        cells = [form.format(mean_of(runs, name, "scores", key)) for key, (_, form) in RATE_COLUMNS.items()]
+        cells += [f"{mean_of(runs, name, 'ood', other, 'auroc'):.3f}" for other in others]
+        cells += costs_of(runs, name)
+        lines.append(f"| {name} | {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
+def severity_table(record: Mapping[str, Any]) -> str:
+    """Lay out likelihood and calibration at every severity, and the entropies at the worst."""
+    runs = record["results"]
+    numbers = [int(one["severity"]) for one in runs[0]["levels"]]
+    titles = [f"{score} {number}" for score in ("NLL", "ECE") for number in numbers]
+    lines = [
+        *head(record, f"{about(record)}, by severity"),
+        *header([*titles, "entropy right / wrong, clean", "worst"]),
+    ]
+    for name in dict.fromkeys(one["name"] for one in runs):
+        cells = [f"{value:.3f}" for score in ("nll", "ece") for value in levels_of(runs, name, score)]
+        right, wrong = (levels_of(runs, name, f"entropy_{of}") for of in ("right", "wrong"))
+        cells += [f"{right[place]:.2f} / {wrong[place]:.2f}" for place in (0, -1)]
+        lines.append(f"| {name} | {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
+def iou_table(record: Mapping[str, Any]) -> str:
+    """Lay out mean IoU and that of each class."""
+    runs = record["results"]
+    classes = list(runs[0]["iou"])
+    lines = [
+        *head(record, about(record)),
+        *header(["mIoU", "NLL", "ECE", *classes, *(title for title, _ in COSTS.values())]),
+    ]
+    for name in dict.fromkeys(one["name"] for one in runs):
+        cells = [f"{mean_of(runs, name, 'scores', 'miou'):.1%}"]
+        cells += [f"{mean_of(runs, name, 'scores', key):.4f}" for key in ("nll", "ece")]
+        cells += [f"{mean_of(runs, name, 'iou', key):.0%}" for key in classes]
+        cells += costs_of(runs, name)
+        lines.append(f"| {name} | {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
+def flops_table(record: Mapping[str, Any]) -> str:
+    """Lay out the paper's Table 1 beside what we count: numbers to train, and FLOPs of a training step."""
+    runs = record["results"]
+    plain = mean_of(runs, "deterministic", "costs", "train_gflops")
+    titles = ["numbers, paper", "ours", "FLOPs of a step, paper", "ours"]
+    words = (
+        f"In units of the plain network's numbers θ and of its forward pass f. The paper draws {DRAWS} times in a step "
+        "and counts a spread as a product more; here a step has one draw, which is one pass. Only products count.\n"
+    )
+    lines = [*head(record, f"Counted costs, {about(record)}"), words, *header(titles)]
+    for name in dict.fromkeys(one["name"] for one in runs if "," not in one["name"]):
+        rate = next(one["rate"] for one in runs if one["name"] == name)
+        size, work = paper_costs(rate)
+        ours = 3 * mean_of(runs, name, "costs", "train_gflops") / plain
+        lines.append(f"| {name} | {size:g} θ | {times(runs, name, 'kilo_trained', 'θ')} | {work:g} f | {ours:.2f} f |")
+    return "\n".join(lines)
+
+
+def paper_costs(rate: float | None) -> tuple[float, float]:
+    """Return the paper's numbers to train and FLOPs of a step; an ensemble has no rate."""
+    if rate is None:
+        return MEMBERS, 3 * MEMBERS
+    return 1 + rate, (1 + rate) * (DRAWS + 2) if rate else 3
+
+
+LAYOUTS: dict[str, tuple[Callable[[Mapping[str, Any]], str], ...]] = {
+    "toy": (toy_table,),
+    "mnist_rates": (rate_table, flops_table),
+    "cifar10": (severity_table,),
+    "camvid": (iou_table,),
+}
+
+
+def header(titles: Iterable[str]) -> list[str]:
+    """Write the first two lines of a table whose rows have names."""
+    titles = list(titles)
+    return [f"| | {' | '.join(titles)} |", "|---|" + "---:|" * len(titles)]
+
+
+# -- means ------------------------------------------------------------------------------------------------------------
+
+
+def mean_of(runs: Runs, name: str, *keys: str) -> float:
+    """Average a value over the seeds of a method; nan where there is no such run."""
+    values = []
+    for run in runs:
+        if run["name"] == name:
+            value: Any = run
+            for key in keys:
+                value = value[key]
+            values.append(value)
+    return statistics.fmean(values) if values and None not in values else math.nan
+
+
+def levels_of(runs: Runs, name: str, score: str) -> list[float]:
+    """Average a score over the seeds of a method, at each severity."""
+    lines = [[level[score] for level in run["levels"]] for run in runs if run["name"] == name]
+    return [math.nan if None in values else statistics.fmean(values) for values in zip(*lines, strict=True)]
+
+
+def costs_of(runs: Runs, name: str) -> list[str]:
+    """Write the costs of a method."""
+    return [form.format(mean_of(runs, name, "costs", key)) for key, (_, form) in COSTS.items()]
+
+
+def predicting(runs: Runs, name: str) -> str:
+    """Tell how long a prediction takes, measured in turns with the plain network."""
+    return f"{mean_of(runs, name, 'costs', 'predict_time_ratio'):.1f}× the plain network's time to predict"
+
+
+def times(runs: Runs, name: str, cost: str, text: str) -> str:
+    """Tell a cost as a multiple of the plain network's."""
+    return f"{mean_of(runs, name, 'costs', cost) / mean_of(runs, 'deterministic', 'costs', cost):.2f}× {text}"
