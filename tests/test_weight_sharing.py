@@ -1,6 +1,7 @@
 """Weight sharing: what it starts from, what it chooses on data, its stages, and what comes of a shared model."""
 
 import math
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -204,6 +205,7 @@ MISTAKES: dict[str, tuple[dict[str, Any], str]] = {
     "price and sensitivity": ({"bit_price": 0.1, "metric": "sensitivity"}, "leave border and metric"),
     "share of all": ({"gradient_share": 1.0}, "gradient_share=1.0"),
     "no epochs left": ({"pretrain": 0.5, "pretrain_spreads": 0.5}, "less than 1 together"),
+    "rounds without moving": ({"rounds": 2, "pretrain_spreads": 0.0}, "give pretrain_spreads"),
     "negative epochs": ({"pretrain": -0.1}, "less than 1 together"),
     "no spread": ({"init_std": 0.0}, "init_std=0.0"),
     "unknown rule": ({"rule": "guess"}, "'guess'"),
@@ -289,6 +291,9 @@ def test_its_stages() -> None:
     assert last.method is method
     alone = lb.WeightSharing(pretrain_spreads=0.0)
     assert [stage.method for stage in alone.stages()] == [alone]
+    twice = lb.WeightSharing(pretrain_spreads=0.5, rounds=2).stages()
+    assert [getattr(stage.method, "components", 0) for stage in twice] == [None, 256, None, 256]
+    assert [stage.share for stage in twice] == [0.25] * 4
 
 
 def test_every_weight_has_its_own_spread_before_it_shares() -> None:
@@ -322,6 +327,11 @@ def test_a_network_for_digits_is_shared_and_trained_on(tmp_path: Path) -> None:
     assert torch.equal(shared(bnn).labels, shared(first).labels)
     assert not torch.allclose(shared(bnn).mu, shared(first).mu, rtol=1e-3)
     assert torch.equal(bnn.posterior.mean() != 0, sparse.posterior.mean() != 0)
+    again = fit(bnn, replace(method, pretrain_spreads=0.5, rounds=2), load("digits"), epochs=4, **settings)
+    assert len(shared(again).mu) < 0.1 * shared(again).random_weights  # codes, and outliers that found no company
+    moved = shared(again).labels[:, None] == shared(again).labels
+    assert not torch.equal(moved, shared(bnn).labels[:, None] == shared(bnn).labels)  # others share now
+    assert torch.equal(again.posterior.mean() != 0, sparse.posterior.mean() != 0)
 
 
 # -- files and other uses ---------------------------------------------------------------------------------------------

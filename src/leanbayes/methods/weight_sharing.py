@@ -50,6 +50,8 @@ class WeightSharing(SharingSettings, Method):
         pretrain: share of the epochs that train the plain network first. 0 for a network that is trained.
         pretrain_spreads: share of the epochs that then train mean and spread of every weight. 0 for a Bayesian model
             that is trained.
+        rounds: how often that is done, and weights share: from the codes of one round the weights of the next go out,
+            each on its own, and share again, so that they may change their codes.
         prior: what the weights are believed to be before any data are seen: `Normal` or `ScaleMixture`.
         init_std: the first σ, where there is no earlier one.
         relative: take init_std as a share of the std of each layer's weights, not as σ itself.
@@ -65,6 +67,7 @@ class WeightSharing(SharingSettings, Method):
     sampling: Sampling = "independent"
     pretrain: float = 0.0
     pretrain_spreads: float = 0.5
+    rounds: int = 1
     prior: Prior = field(default_factory=Normal)
     init_std: float = 0.05
     relative: bool = True
@@ -83,7 +86,7 @@ class WeightSharing(SharingSettings, Method):
             if getattr(self, setting) not in get_args(kinds):
                 allowed = ", ".join(repr(kind) for kind in get_args(kinds))
                 raise LeanBayesError(f"{setting}={getattr(self, setting)!r} is unknown: use one of {allowed}.")
-        for setting in ("components", "minimum", "nearest"):
+        for setting in ("components", "minimum", "nearest", "rounds"):
             if getattr(self, setting) is not None and getattr(self, setting) < 1:
                 raise LeanBayesError(f"{setting}={getattr(self, setting)} must be at least 1.")
         for setting in ("threshold", "border", "merge_distance", "merge_gradient", "merge_variance", "bit_price"):
@@ -93,6 +96,8 @@ class WeightSharing(SharingSettings, Method):
             raise LeanBayesError(f"gradient_share={self.gradient_share} must be at least 0 and less than 1.")
         if not (min(self.pretrain, self.pretrain_spreads) >= 0 and self.pretrain + self.pretrain_spreads < 1):
             raise LeanBayesError("pretrain and pretrain_spreads must be shares of the epochs, less than 1 together.")
+        if self.rounds > 1 and not self.pretrain_spreads:
+            raise LeanBayesError(f"rounds={self.rounds} need epochs in which weights move: give pretrain_spreads.")
         if self.bit_price is not None and (self.border is not None or self.metric == "sensitivity"):
             raise LeanBayesError("bit_price gives each weight one code by its own 1/σ²: leave border and metric out.")
         if self.sampling == "tied" and not (
@@ -174,11 +179,12 @@ class WeightSharing(SharingSettings, Method):
     # -- its training -------------------------------------------------------------------------------------------------
 
     def stages(self) -> tuple[Stage, ...]:
-        """Train the plain network, then each weight's own mean and spread, then what they share."""
-        own = replace(self, components=None, sampling="independent", pretrain=0.0, pretrain_spreads=0.0)
-        shares = (Deterministic(), self.pretrain), (own, self.pretrain_spreads)
+        """Train the plain network, then each weight's own mean and spread, then what they share; and so on."""
+        own = replace(self, components=None, sampling="independent", pretrain=0.0, pretrain_spreads=0.0, rounds=1)
         rest = 1 - self.pretrain - self.pretrain_spreads
-        return *(Stage(method, share) for method, share in shares if share), Stage(self, rest)
+        each = (own, self.pretrain_spreads / self.rounds), (self, rest / self.rounds)
+        shares = (Deterministic(), self.pretrain), *each * self.rounds
+        return tuple(Stage(method, share) for method, share in shares if share)
 
     def start(self, training: Training) -> None:
         """Let weights share, with gradients of a few training batches, unless they do."""
