@@ -102,6 +102,24 @@ def test_a_loaded_model_is_bit_equal(name: str, method: str, tmp_path: Path) -> 
     assert_same(bnn, round_trip(bnn, case.build(), tmp_path), case.example())
 
 
+@pytest.mark.parametrize(
+    ("method", "share"),
+    [
+        (lb.MeanField(), 1),
+        (lb.PBN(0.25, sensitivity="magnitude"), 0.25),
+        (lb.SSVI(0.25), 0.25),
+        (lb.RigL(0.25), 0),
+        (lb.WeightSharing(3, minimum=1), 1),
+    ],
+)
+def test_a_file_tells_how_many_weights_are_bayesian(method: lb.Method, share: float, tmp_path: Path) -> None:
+    bnn = lb.bayesianize(nn.Sequential(nn.Linear(10, 8), nn.ReLU(), nn.Linear(8, 10)), method)
+    bnn.save(tmp_path / "file")
+    found = saving.describe(tmp_path / "file")
+    assert (found["bayesian_weights"], found["weights"]) == (share * 160, 160)
+    assert f"{share * 160:.0f} Bayesian weights" in repr(bnn)
+
+
 def test_the_networks_own_dropout_comes_back(tmp_path: Path) -> None:
     x = CASES["mlp"].example()
     for method in (lb.MCDropout(), lb.MCDropout(0.1)):

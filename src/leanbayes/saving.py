@@ -50,6 +50,7 @@ def settings_of(bnn: BayesianModel) -> dict[str, Any]:
         "rule": bnn.rule,
         "trained_rule": bnn.trained_rule,
         "layout": bnn.saved_layout().to_json(),
+        "bayesian_weights": bnn.posterior.random_weights,
         "report": [[row.name, list(row.shape), row.bayesian, row.reason] for row in bnn.report.rows],
         "moment_scale": bnn.moment_scale,
         "frozen": [name for name, p in bnn.named_parameters() if not p.requires_grad],
@@ -137,7 +138,8 @@ def describe(path: str | os.PathLike[str]) -> dict[str, Any]:
     except (KeyError, TypeError, ValueError) as error:
         raise FileFormatError(f"The header of {path} is damaged ({error}): save the model again.") from None
     found["bytes"] = Path(path).stat().st_size
-    found["bayesian_weights"] = layout.numel
+    found["bayesian_weights"] = header.get("bayesian_weights", layout.numel)  # older files do not tell
+    found["weights"] = layout.numel
     found["layers"] = {slot.name: list(slot.shape) for slot in layout}
     found["parts"] = parts
     return found

@@ -143,7 +143,15 @@ def test_a_run_is_described(cli: Cli, digits: Path) -> None:
     for name in ("status", "config", "scores", "costs", "versions", "machine"):
         assert found["run"][name] == record[name]
     text = cli("info", digits).out
-    for word in ("finished", "digits", "small-cnn", "MeanField", "Normal(scale=0.1", "epochs=2", "58,144 in 4"):
+    for word in (
+        "finished",
+        "digits",
+        "small-cnn",
+        "MeanField",
+        "Normal(scale=0.1",
+        "epochs=2",
+        "of 58,144 in 4",
+    ):
         assert word in text
 
 

@@ -193,7 +193,8 @@ def test_info_tells_the_bytes_of_every_part(tmp_path: Path) -> None:
     assert {name: part["bytes"] for name, part in found["parts"].items()} == made.parts
     assert found["bytes"] == made.bytes
     assert found["method"]["type"] == "WeightSharing"
-    assert found["parts"]["mask"]["numbers"] == found["bayesian_weights"] == shared().layout.numel
+    assert found["parts"]["mask"]["numbers"] == found["weights"] == shared().layout.numel
+    assert found["bayesian_weights"] == shared().posterior.random_weights < found["weights"]
 
 
 # -- mistakes ---------------------------------------------------------------------------------------------------------

@@ -86,12 +86,16 @@ def _run_lines(run: dict[str, Any]) -> list[tuple[str, str]]:
 def _file_lines(path: Path, file: dict[str, Any]) -> list[tuple[str, str]]:
     if not file:
         return []
+    weights = f"{file['bayesian_weights']:,} of {file['weights']:,}"
     return [
         ("file", f"{path}, {file['bytes']:,} bytes"),
         ("method", _settings(file["method"])),
         ("likelihood", _settings(file["likelihood"])),
         ("rule", f"{file['rule']}, trained with {file['trained_rule'] or 'none yet'}"),
-        ("Bayesian weights", f"{file['bayesian_weights']:,} in {len(file['layers'])} parameters"),
+        (
+            "Bayesian weights",
+            f"{weights} in {len(file['layers'])} parameters",
+        ),
     ]
 
 

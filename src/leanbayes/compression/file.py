@@ -133,7 +133,7 @@ def describe_compact(path: str | os.PathLike[str]) -> dict[str, Any]:
     header, parts = container.read(path)
     try:
         layout = Layout.from_json(header["layout"])
-        found = {key: header[key] for key in ("method", "likelihood", "rule", "trained_rule")}
+        found = {key: header[key] for key in ("method", "likelihood", "rule", "trained_rule", "bayesian_weights")}
     except (KeyError, TypeError, AttributeError, ValueError) as error:
         raise FileFormatError(f"{path} is damaged ({error}): compress the model again.") from None
     length = Path(path).stat().st_size
@@ -143,7 +143,7 @@ def describe_compact(path: str | os.PathLike[str]) -> dict[str, Any]:
         "version": container.VERSION,
         **found,
         "bytes": length,
-        "bayesian_weights": layout.numel,
+        "weights": layout.numel,
         "layers": {slot.name: list(slot.shape) for slot in layout},
         "parts": around | sizes,
     }

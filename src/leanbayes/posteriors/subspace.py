@@ -85,6 +85,11 @@ class SparsePointPosterior(Posterior):
             self._known = (index, version, [Pattern(part - start, slot, self.block) for slot, part, start in parts])
         return self._known[2]
 
+    @property
+    def random_weights(self) -> int:
+        """None is Bayesian."""
+        return 0
+
     def kl(self, key: Tensor) -> Tensor:
         """Return 0: a point has no finite KL, and is trained without one."""
         return torch.zeros((), device=key.device)
@@ -125,6 +130,11 @@ class SubspacePosterior(SparsePointPosterior):
     def std(self) -> Tensor:
         """Return σ = softplus(ρ) of the active weights."""
         return F.softplus(self.rho)
+
+    @property
+    def random_weights(self) -> int:
+        """The active ones are Bayesian."""
+        return len(self.index)
 
     def variance(self) -> Tensor:
         """Return σ²."""
