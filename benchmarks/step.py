@@ -104,6 +104,7 @@ VARIANTS: dict[str, Callable[[nn.Module, Tensor, Tensor], tuple[nn.Module, Step]
     "partial 1 %": ours(lb.PBN(rate=0.01, sensitivity="magnitude")),
     "partial 1 %, whole layers": ours(lb.PBN(rate=0.01, sensitivity="magnitude", per="layer", rule="local")),
     "subspace 5 %": ours(lb.SSVI(density=0.05)),
+    "shared 256": ours(lb.WeightSharing(components=256)),
 }
 if importlib.util.find_spec("bayesian_torch"):
     VARIANTS["bayesian-torch"] = bayesian_torch("Reparameterization")
