@@ -355,6 +355,7 @@ def test_the_model_the_inputs_and_the_random_states_are_left_alone(method: str, 
     bnn.train()
     next(iter(bnn.network.modules())).eval()
     modes = [module.training for module in bnn.modules()]
+    trained = [parameter.requires_grad for parameter in bnn.parameters()]
     before = {name: tensor.clone() for name, tensor in bnn.state_dict().items()}
     given, torch_state, numpy_state = x.clone(), torch.get_rng_state(), numpy_random_state()
     settings: dict[str, Any] = {"samples": 1, "perturbations": 1, "kind": fail if fails else "gradient"}
@@ -366,7 +367,8 @@ def test_the_model_the_inputs_and_the_random_states_are_left_alone(method: str, 
         saliency(bnn, x, samples=1, kind="integrated")
     assert [module.training for module in bnn.modules()] == modes
     assert all(torch.equal(tensor, before[name]) for name, tensor in bnn.state_dict().items())
-    assert all(parameter.grad is None and parameter.requires_grad for parameter in bnn.parameters())
+    assert all(parameter.grad is None for parameter in bnn.parameters())
+    assert [parameter.requires_grad for parameter in bnn.parameters()] == trained
     assert bnn._values is None
     assert torch.equal(x, given)
     assert x.grad is None
