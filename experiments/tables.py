@@ -1,6 +1,7 @@
 """Writes docs/results.md, and the tables of other pages, from the figures under experiments/results.
 
-No number of ours is copied by hand; those of SSVI's paper are in ssvi_tables.py. What is not measured is left out.
+No number of ours is copied by hand; those of papers are in the modules whose names end in _tables. What is not measured
+is left out.
 
 python experiments/tables.py
 """
@@ -11,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from pbn_tables import partial_tables
+from sharing_tables import sharing_tables
 from ssvi_tables import overlap_table, read, sparse_entries, sparse_tables
 
 HERE = Path(__file__).parent
@@ -62,6 +64,8 @@ SUBJECTS = {
     "cifar10_density": "densities",
     "cifar10_init_std": "the first σ",
     "cifar10_init_std_no_warmup": "the first σ, without a warm-up of the temperature",
+    "cifar10_sharing_ablations": "what sharing leaves out",
+    "cifar10_sharing_paper": "weight sharing",
     "cifar10_ssvi": "SSVI",
     "cifar10_vdp": "VDP++",
     "cifar10_ssvi_paper": "SSVI as in its paper",
@@ -193,6 +197,7 @@ def main() -> None:
         (sensitivity_table(read(path)) for path in sorted((results / "pbn").glob("sensitivity.json"))),
     )
     fill(docs / "partial.md", partial_tables(results / "pbn"), EXPERIMENTS)
+    fill(docs / "sharing.md", sharing_tables(results / "sharing"))
     fill(docs / "sparse.md", [*sparse_tables(sparse_entries(results)), *shown])
 
 

@@ -1,0 +1,208 @@
+"""Models whose weights share, as files: how they are made of a trained run, written, loaded and judged."""
+
+import argparse
+import dataclasses
+import itertools
+import tempfile
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.utils.data import Dataset
+
+import leanbayes as lb
+from leanbayes import config
+from leanbayes.cli.looking import ood_sets
+from leanbayes.cli.runs import TrainedRun
+from leanbayes.compression.counts import paper_parameters
+from leanbayes.data import Batches
+from leanbayes.errors import LeanBayesError
+from leanbayes.evaluation import Look
+from leanbayes.evaluation.assessment import batch_size, some
+from leanbayes.evaluation.detection import detection_scores
+from leanbayes.evaluation.outcomes import ClassOutcome
+from leanbayes.evaluation.scores import Scores, ignored, predictions
+from leanbayes.methods import parse_method
+from leanbayes.posteriors import SharedPosterior
+from leanbayes.training import fit
+from leanbayes.training.run import REFRESH_EXAMPLES
+
+SCORES = ("accuracy", "nll", "ece", "brier")
+SETTINGS = ("components", "bit_price", "epochs", "lr", "values")  # that tell one file of a run from another
+GRADIENT_BATCHES = 50  # that say which weights are outliers, as many as a training takes
+
+Row = dict[str, Any]
+
+
+# -- how a model is judged --------------------------------------------------------------------------------------------
+
+
+class Judge:
+    """The data of a run, and what is told of a model on them."""
+
+    def __init__(self, args: argparse.Namespace, run: TrainedRun) -> None:
+        data = run.data(args.root)
+        if data.task != "classification" or data.test is None:
+            raise LeanBayesError(f"{data.name} has no test data with classes: give a run on others.")
+        self.args, self.device = args, run.model.device
+        limits = {"train": args.train_examples, "validation": args.examples, "test": args.examples}
+        parts: Any = {name: some(getattr(data, name), limit, args.seed) for name, limit in limits.items()}
+        self.data = dataclasses.replace(data, **parts)
+        look = Look(ood_examples=args.ood_examples, seed=args.seed)
+        self.others = ood_sets(args.ood, self.data, args.root, look, self.device)[0]
+
+    def batches(self, dataset: Dataset[Any], limit: int | None = None, augmented: bool = False) -> Iterator[Any]:
+        """Give batches: in a fixed order, or augmented and shuffled as in a training."""
+        return Batches(
+            some(dataset, limit, self.args.seed),
+            batch_size(self.data.input_shape),
+            device=self.device,
+            seed=self.args.seed,
+            shuffle=augmented,
+            augment=self.data.augment if augmented else None,
+            normalise=self.data.normalise,
+        ).epoch()
+
+    def outcome(self, bnn: lb.BayesianModel, dataset: Dataset[Any], **how: Any) -> tuple[Row, ClassOutcome]:
+        """Predict, and return scores and outcomes."""
+        scores = Scores(ignored(bnn), details=True)
+        for prediction, y in predictions(bnn, self.batches(dataset), seed=self.args.seed, **how):
+            scores.update(prediction, y)
+        found, values = scores.outcome(), scores.compute()
+        assert isinstance(found, ClassOutcome)
+        return {key: values[key] for key in SCORES}, found
+
+    def tested(self, bnn: lb.BayesianModel, **how: Any) -> dict[str, Any]:
+        """Score on the test data, and tell them from others by the entropy."""
+        assert self.data.test is not None
+        scores, inside = self.outcome(bnn, self.data.test, **how)
+        ood = {}
+        for name, dataset in self.others.items():
+            batches = self.batches(dataset, self.args.ood_examples)
+            seen = predictions(bnn, batches, seed=self.args.seed, **how)
+            doubts = torch.cat([prediction.entropy for prediction, _ in seen])
+            ood[name] = {"examples": len(doubts), **detection_scores(inside.entropy.cpu(), doubts.cpu())}
+        return {**scores, "ood": ood}
+
+    def of(self, bnn: lb.BayesianModel) -> dict[str, Any]:
+        """Score with draws, on held-out and on test data, and by one pass; a plain network knows one way alone."""
+        random = bnn.current_rule.random and bnn.members is None and bnn.layout.numel > 0
+        draws: dict[str, Any] = {"samples": self.args.samples if random else None}
+        test = {"draws": self.tested(bnn, **draws)}
+        if random:
+            test["one_pass"] = self.tested(bnn, rule="moments")
+        return {"held_out": self.outcome(bnn, self.data.validation, **draws)[0], "test": test}
+
+    def calibrate(self, bnn: lb.BayesianModel) -> None:
+        """Fit the two factors of one pass on held-out data."""
+        generator = torch.Generator().manual_seed(self.args.seed)
+        bnn.calibrate_moments(self.batches(self.data.validation, self.args.calibration), self.args.samples, generator)
+
+
+# -- sharing ----------------------------------------------------------------------------------------------------------
+
+
+def method_for(bnn: lb.BayesianModel, text: str, **settings: Any) -> lb.WeightSharing:
+    """Read how weights share; prior, rule and draws are those that the model was trained with, where it has such."""
+    method = parse_method(text)
+    if not isinstance(method, lb.WeightSharing):
+        raise LeanBayesError(f"{text} shares no weights: give weight-sharing, with settings if wished.")
+    kept = {name: getattr(bnn.method, name) for name in ("prior", "rule", "samples") if hasattr(bnn.method, name)}
+    return dataclasses.replace(method, **kept, **settings, pretrain=0.0, pretrain_spreads=0.0)
+
+
+def shared(bnn: lb.BayesianModel, method: lb.WeightSharing, judge: Judge) -> lb.BayesianModel:
+    """Let the weights of a model share, and bring BatchNorm in line; nothing is trained."""
+    batches = itertools.islice(judge.batches(judge.data.train), GRADIENT_BATCHES) if method.needs_data else None
+    made = lb.bayesianize(bnn, method, data=batches).eval()
+    made.trained_rule = bnn.trained_rule
+    inputs = (x for x, _ in judge.batches(judge.data.train, REFRESH_EXAMPLES, augmented=True))
+    made.refresh_batchnorm(inputs, torch.Generator().manual_seed(judge.args.seed))
+    return made
+
+
+def final_recipe(run: TrainedRun, args: argparse.Namespace, epochs: int, lr: float) -> dict[str, Any]:
+    """Return how what is shared is trained: at the temperature that the run has ended with."""
+    recipe, gpu = run.record["config"]["recipe"], run.model.device.type == "cuda"
+    end = recipe["temperature_end"]
+    return {
+        "epochs": epochs,
+        "batch_size": args.batch_size,
+        "optimiser": "adamw",
+        "lr": lr,
+        "weight_decay": 0.0,  # the prior is there
+        "scale_lr": args.scale_lr,
+        "temperature": recipe["temperature"] if end is None else end,
+        "temperature_warmup": 0.0,
+        "precision": "bf16" if gpu else "fp32",
+        "channels_last": gpu,
+        "compile": args.compile,
+        "evaluate_every": 0,
+        "seed": args.seed,
+        "device": run.model.device.type,
+    }
+
+
+def shared_rows(args: argparse.Namespace, run: TrainedRun, judge: Judge, done: Sequence[Row]) -> Iterator[Row]:
+    """Give a row for every file that is not done: components, prices, trainings, and precisions of one model."""
+    known = [tuple(row[key] for key in SETTINGS) for row in done]
+    trainings = [(n, lr) for n in args.epochs for lr in (args.lrs if n else [None])]
+    for components, price, (epochs, lr) in itertools.product(args.components, args.bit_prices, trainings):
+        missing = [values for values in args.values if (components, price, epochs, lr, values) not in known]
+        if not missing:
+            continue
+        method = method_for(run.model, args.method, components=components, bit_price=price)
+        start = time.perf_counter()
+        if lr is None:
+            bnn = shared(run.model, method, judge)
+        else:
+            bnn = fit(run.model, method, judge.data, progress=False, **final_recipe(run, args, epochs, lr))
+        seconds = time.perf_counter() - start
+        judge.calibrate(bnn)
+        settings = {"components": components, "bit_price": price, "epochs": epochs, "lr": lr, "model_seconds": seconds}
+        for values in missing:
+            row = settings | {"method": config.encode(method), **of_file(bnn, judge, values, args.rest)}
+            print(line(row), flush=True)
+            yield row
+
+
+def of_file(bnn: lb.BayesianModel, judge: Judge, values: Any, rest: Any) -> Row:
+    """Write a compact file, and score what is loaded from it."""
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "model.lbc"
+        start = time.perf_counter()
+        made = lb.compress(bnn, path, values=values, rest=rest)
+        middle = time.perf_counter()
+        loaded = lb.load(path, bnn.to_deterministic()).eval()
+        end = time.perf_counter()
+    return {
+        "values": values,
+        "rest": rest,
+        "bytes": made.bytes,
+        "parts": made.parts,
+        **counts_of(bnn.posterior),
+        "compress_seconds": middle - start,
+        "load_seconds": end - middle,
+        **judge.of(loaded.to(judge.device)),
+    }
+
+
+def counts_of(posterior: Any) -> dict[str, int]:
+    """Count outliers, blended weights and shared Gaussians, and what the paper makes of these."""
+    assert isinstance(posterior, SharedPosterior)
+    counts = posterior.counts()[:-1]
+    common = counts > 1
+    common[posterior.partners.flatten()] = True
+    outliers, blends, gaussians = int((counts[~common] == 1).sum()), len(posterior.blended), int(common.sum())
+    found = {"outliers": outliers, "blends": blends, "gaussians": gaussians}
+    return {**found, "paper_parameters": paper_parameters(outliers, blends, gaussians)}
+
+
+def line(row: Mapping[str, Any]) -> str:
+    """Write a row in a line."""
+    told = [f"{key} {row[key]}" for key in ("name", *SETTINGS) if key in row]
+    scores = [f"{key} {row['test']['draws'][key]:.4f}" for key in SCORES]
+    size = f"{row['bytes']:,} bytes, held-out nll {row['held_out']['nll']:.4f}"
+    return f"{', '.join(told)}: {size}, {', '.join(scores)}"
