@@ -3,8 +3,6 @@
 `lb.fit` is such a loop with mixed precision, many processes, checkpoints and logs; nothing in leanbayes needs it.
 """
 
-import argparse
-
 import torch
 
 import leanbayes as lb
@@ -14,11 +12,7 @@ from leanbayes.models import build
 
 def main() -> None:
     """Train, refresh BatchNorm, and look at what the model is unsure of."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--epochs", type=int, default=20)
-    epochs = parser.parse_args().epochs
-
-    data = load("digits")
+    epochs, data = 10, load("digits")
     batches = Batches(data.train, 64, normalise=data.normalise)
     method = lb.MeanField()
     bnn = lb.bayesianize(build("small-cnn", data.input_shape, data.outputs, seed=0), method)
