@@ -77,11 +77,7 @@ class Contender:
         before = torch.cuda.memory_allocated() if device.type == "cuda" else 0
         x, y = batch(name, args.batch, device)
         self.library, self.x, self.cuda = library, x, device.type == "cuda"
-        net = network(name)
-        for module in net.modules():
-            if isinstance(module, nn.Conv2d):
-                module.__class__ = nn.Conv2d  # ours differ in their start only, and converters go by the class's name
-        model = library.convert(net.to(device).train(), STD)
+        model = library.convert(network(name).to(device).train(), STD)
         if library.trains:
             model = model.to(device)
             cost = count_cost(lambda: library.loss(model, x, y).backward())
