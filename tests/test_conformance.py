@@ -35,21 +35,26 @@ def vdp(**settings: Any) -> Row:
     return Row(lb.VDP(**settings), quiet, "moments", compiled=("cnn",) if settings else ("cnn", "vit_mha"))
 
 
+def few_graphs(rule: str) -> tuple[str, ...]:
+    """What a rule's graph looks like is seen with MeanField; a posterior adds the same to each."""
+    return ("cnn", "vit_mha", "language_model") if rule == "sample" else ("cnn",)
+
+
 def ssvi(rule: str, unsupported: tuple[str, ...] = (), **settings: Any) -> Row:
     quiet = lb.SSVI(1.0, init_std=1e-7, rule=rule, **settings)  # of the others most weights are zero
-    return Row(lb.SSVI(0.4, init_std=0.02, rule=rule, **settings), quiet, rule, unsupported)
+    return Row(lb.SSVI(0.4, init_std=0.02, rule=rule, **settings), quiet, rule, unsupported, few_graphs(rule))
 
 
 def pbn(rule: str, unsupported: tuple[str, ...] = (), rate: float = 0.1, **settings: Any) -> Row:
     settings = {"sensitivity": "random", **settings}  # magnitude and random need no data
     quiet = lb.PBN(rate, init_std=1e-7, relative=False, rule=rule, **settings)
-    return Row(lb.PBN(rate, rule=rule, init_std=0.5, **settings), quiet, rule, unsupported)
+    return Row(lb.PBN(rate, rule=rule, init_std=0.5, **settings), quiet, rule, unsupported, few_graphs(rule))
 
 
 def shared(rule: str, unsupported: tuple[str, ...] = (), **settings: Any) -> Row:
     settings = {"components": 16, "minimum": 4, **settings}
     quiet = lb.WeightSharing(**{**settings, "components": None}, init_std=1e-7, relative=False, rule=rule)
-    return Row(lb.WeightSharing(**settings, rule=rule), quiet, rule, unsupported)
+    return Row(lb.WeightSharing(**settings, rule=rule), quiet, rule, unsupported, few_graphs(rule))
 
 
 ROWS: dict[str, Row] = {
@@ -66,17 +71,17 @@ ROWS: dict[str, Row] = {
     "VDP, the paper's": vdp(variance="row", correlation="none", activations="taylor", objective="gaussian"),
     "SSVI sample": ssvi("sample"),
     "SSVI mean": ssvi("mean"),
-    "SSVI moments": replace(ssvi("moments"), compiled=("cnn",)),
+    "SSVI moments": ssvi("moments"),
     "SSVI flipout, prior per layer": ssvi("flipout", ("lstm",), prior=lb.Normal("std")),
     "SSVI local, mixture prior": ssvi("local", ("lstm",), prior=lb.ScaleMixture()),
     "PBN sample, prior per layer": pbn("sample", prior=lb.Normal("fan_in"), per="row"),
     "PBN flipout, mixture prior": pbn("flipout", ("lstm",), prior=lb.ScaleMixture()),
     "PBN local": pbn("local", ("lstm",)),
-    "PBN moments": replace(pbn("moments"), compiled=("cnn",)),
+    "PBN moments": pbn("moments"),
     "WeightSharing sample": shared("sample"),
-    "WeightSharing flipout": replace(shared("flipout", ("lstm",), prior=lb.Normal("fan_in")), compiled=("cnn",)),
-    "WeightSharing local, blends": replace(shared("local", ("lstm",), border=2.0, threshold=0.4), compiled=("cnn",)),
-    "WeightSharing moments": replace(shared("moments", bit_price=0.1), compiled=("cnn",)),
+    "WeightSharing flipout": shared("flipout", ("lstm",), prior=lb.Normal("fan_in")),
+    "WeightSharing local, blends": shared("local", ("lstm",), border=2.0, threshold=0.4),
+    "WeightSharing moments": shared("moments", bit_price=0.1),
     "WeightSharing, hierarchical": replace(
         shared("sample", sampling="hierarchical", scope="layer", border=2.0), compiled=("cnn",)
     ),

@@ -77,7 +77,8 @@ def expect(text: str, *words: str) -> None:
 
 def test_an_unknown_command_is_told(refused: Refused) -> None:
     for word in ("train", "--what", ""):
-        expect(refused(word, code=2), repr(word), "fit, evaluate, predict, compare, report, export, sensitivity, info")
+        commands = "fit, evaluate, predict, compare, report, compress, export, sensitivity, info"
+        expect(refused(word, code=2), repr(word), commands)
     for word, close in (("fits", "fit"), ("evalute", "evaluate"), ("Compare", "compare")):
         assert refused(word, code=2) == f"leanbayes: There is no command {word!r}: did you mean {close}?\n"
 
