@@ -64,13 +64,11 @@ ROWS: dict[str, Row] = {
     "MeanField mean": mean_field("mean"),
     "MeanField sample, prior per layer": mean_field("sample", prior=lb.Normal("fan_in", center="pretrained")),
     "MeanField flipout, prior per layer": mean_field("flipout", ("lstm",), prior=lb.Normal("std", center="pretrained")),
-    "MeanField local, prior per layer": mean_field("local", ("lstm",), prior=lb.Normal("fan_in")),
     "MeanField sample, mixture prior": mean_field("sample", prior=lb.ScaleMixture()),
     "MeanField moments": replace(mean_field("moments"), compiled=()),  # as VDP
     "VDP": vdp(),
     "VDP, the paper's": vdp(variance="row", correlation="none", activations="taylor", objective="gaussian"),
     "SSVI sample": ssvi("sample"),
-    "SSVI mean": ssvi("mean"),
     "SSVI moments": ssvi("moments"),
     "SSVI flipout, prior per layer": ssvi("flipout", ("lstm",), prior=lb.Normal("std")),
     "SSVI local, mixture prior": ssvi("local", ("lstm",), prior=lb.ScaleMixture()),
@@ -79,7 +77,6 @@ ROWS: dict[str, Row] = {
     "PBN local": pbn("local", ("lstm",)),
     "PBN moments": pbn("moments"),
     "WeightSharing sample": shared("sample"),
-    "WeightSharing flipout": shared("flipout", ("lstm",), prior=lb.Normal("fan_in")),
     "WeightSharing local, blends": shared("local", ("lstm",), border=2.0, threshold=0.4),
     "WeightSharing moments": shared("moments", bit_price=0.1),
     "WeightSharing, hierarchical": replace(
