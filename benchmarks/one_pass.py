@@ -16,6 +16,7 @@ from typing import Any
 
 import torch
 from measuring import busy, machine_of, middle, milliseconds, write
+from step import TABLE_HEAD, table_row
 from torch import Tensor
 
 import leanbayes as lb
@@ -23,8 +24,6 @@ from leanbayes.models import build
 from leanbayes.rules import MomentPropagation, Rule
 
 SHAPES = {"resnet18": (3, 32, 32), "vit-tiny": (3, 32, 32), "unet": (3, 128, 128), "lenet-5": (1, 28, 28)}
-HEAD = """| network | mode | variant | ms (quartiles) | time × | busy ms | memory MB | memory × |
-|---|---|---|---|---|---|---|---|"""
 DRAWS = 30
 Run = Callable[[], Any]
 
@@ -99,16 +98,6 @@ def measure(name: str, mode: str, args: argparse.Namespace) -> list[dict[str, An
     return rows
 
 
-def table_row(row: dict[str, Any]) -> str:
-    """Lay out one variant's figures."""
-    low, high = row["ms_quartiles"]
-    cells = [row["network"], row["mode"], row["variant"], f"{row['ms']:.2f} ({low:.2f} to {high:.2f})"]
-    for name, form in (("time_ratio", ".2f"), ("busy_ms", ".2f"), ("memory_mb", ".0f"), ("memory_ratio", ".2f")):
-        value = row.get(name)
-        cells.append("" if value is None else format(value, form))
-    return f"| {' | '.join(cells)} |"
-
-
 def main() -> None:
     """Measure every variant and print one table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -124,7 +113,7 @@ def main() -> None:
     args = parser.parse_args()
     machine, precision = machine_of(args.device), "fp32" if args.fp32 else "bf16"
     print(f"torch {torch.__version__}, {machine}, {precision}, batch {args.batch}")
-    print(HEAD)
+    print(TABLE_HEAD)
     rows: list[dict[str, Any]] = []
     with torch.autocast(args.device, torch.bfloat16, enabled=not args.fp32):
         for name in args.network:

@@ -166,8 +166,10 @@ def measure(name: str, mode: str, args: argparse.Namespace) -> list[dict[str, An
 
 
 def table_row(row: dict[str, Any]) -> str:
-    """Lay out one variant's figures."""
+    """Lay out one variant's figures; memory beside CUDA graphs is without their pool, and tells nothing."""
     low, high = row["ms_quartiles"]
+    if row["mode"] == "cudagraphs":
+        row = {**row, "memory_mb": None, "memory_ratio": None}
     cells = [row["network"], row["mode"], row["variant"], f"{row['ms']:.2f} ({low:.2f} to {high:.2f})"]
     for name, form in (("time_ratio", ".2f"), ("busy_ms", ".2f"), ("memory_mb", ".0f"), ("memory_ratio", ".2f")):
         value = row.get(name)

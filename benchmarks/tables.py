@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import lenet
-import one_pass
 import peers
 import size
 import sparse_inference
@@ -167,7 +166,7 @@ def of_one_pass() -> str:
     """The table of one_pass.py."""
     record = load("one-pass-resnet18")
     head = f"`{record['command']}`: {record['machine']}, torch {record['torch']}, {record['precision']}"
-    return "\n".join([head, "", one_pass.HEAD, *(one_pass.table_row(row) for row in record["rows"])])
+    return "\n".join([head, "", TABLE_HEAD, *(table_row(row) for row in record["rows"])])
 
 
 def of_sparse() -> str:
