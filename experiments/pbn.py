@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from asking import with_places
 from panels import beside, sheet
 from pbn_runs import Found, dial, lines_figure, name_of, rates, segmentation, severities, shares, task_of
 from torch import Tensor, nn
@@ -56,12 +57,7 @@ def options() -> argparse.Namespace:
 
     def command(name: str, summary: str) -> argparse.ArgumentParser:
         made = commands.add_parser(name, help=summary, allow_abbrev=False)
-        made.add_argument("--out", type=Path, help="JSON file to write")
-        made.add_argument("--figures", type=Path, help="folder to draw the figures into")
-        made.add_argument("--seed", type=int, default=0)
-        made.add_argument("--device", choices=("cpu", "cuda"), help="default: the GPU, if there is one")
-        made.add_argument("--root", type=Path, help="folder that holds the data sets")
-        return made
+        return with_places(made)
 
     def on_runs(name: str, summary: str) -> argparse.ArgumentParser:
         made = command(name, summary)

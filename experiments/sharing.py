@@ -21,6 +21,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any, get_args
 
+from asking import with_places
 from pbn_runs import Found, about
 from sharing_figures import boxes, curve_drawing, density, density_drawing, draw_boxes, plane
 from sharing_files import Judge, Row, counts_of, line, method_for, of_file, shared, shared_rows
@@ -58,12 +59,7 @@ def options() -> argparse.Namespace:
         made.add_argument("--calibration", type=int, default=1000, help="held-out examples that one pass is fitted on")
         made.add_argument("--ood", nargs="*", default=[], help="data sets of another kind, such as svhn")
         made.add_argument("--ood-examples", type=int, default=ALL_OF_SVHN, help="of each of them, at most")
-        made.add_argument("--out", type=Path, help="JSON file to write")
-        made.add_argument("--figures", type=Path, help="folder to draw the figures into")
-        made.add_argument("--seed", type=int, default=0)
-        made.add_argument("--device", choices=("cpu", "cuda"), help="default: the GPU, if there is one")
-        made.add_argument("--root", type=Path, help="folder that holds the data sets")
-        return made
+        return with_places(made)
 
     def precisions(made: argparse.ArgumentParser) -> None:
         kinds = get_args(Precision)
