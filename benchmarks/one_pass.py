@@ -1,65 +1,128 @@
-"""What one pass by moments costs beside one plain forward pass and 30 draws of the weights.
+"""What one pass by moments costs beside one plain forward pass and 30 draws of the weights, method by method.
 
     python benchmarks/one_pass.py --network resnet18 --mode eager compiled --out benchmarks/results/one-pass.json
 
 All variants predict the same fixed random batch, under bf16 autocast. They take turns, round after round, so that a
 slow moment of the machine hits them all; times and ratios are medians over rounds. On a GPU, "busy" is the time that
-its kernels take: where it is far below the pass's, the pass waits for Python.
+its kernels take: where it is far below the pass's, the pass waits for Python. Mean and variance of the weights, which
+one pass needs, are computed once for all passes; "weights_ms" is what that takes.
 """
 
 import argparse
+import contextlib
+import copy
 import statistics
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 from measuring import busy, machine_of, middle, milliseconds, write
-from step import TABLE_HEAD, table_row
-from torch import Tensor
+from step import COMPILED, TABLE_HEAD, table_row
+from torch import Tensor, nn
 
 import leanbayes as lb
 from leanbayes.models import build
-from leanbayes.rules import MomentPropagation, Rule
+from leanbayes.network import tensors_of
+from leanbayes.rules import MomentPropagation
 
 SHAPES = {"resnet18": (3, 32, 32), "vit-tiny": (3, 32, 32), "unet": (3, 128, 128), "lenet-5": (1, 28, 28)}
 DRAWS = 30
 Run = Callable[[], Any]
 
 
-def by_rule(bnn: lb.BayesianModel, rule: str | Rule, x: Tensor, compiled: str | None) -> Run:
-    """One pass by a rule, which is chosen once and for all."""
-    bnn.rule = rule
+@dataclass(frozen=True)
+class Variant:
+    """One way to predict the batch, and what gives the weights of all its passes, where they can be had once."""
 
-    def forward(x: Tensor) -> Any:
-        output = bnn(x)
-        return (output.loc, output.variance) if isinstance(output, lb.Moments) else output
-
-    call = torch.compile(forward, fullgraph=True, mode=compiled) if compiled else forward
-    return lambda: call(x)
+    run: Run
+    weights: Run | None = None
 
 
-def variants(name: str, args: argparse.Namespace, mode: str) -> dict[str, Run]:
-    """Every way to predict the batch."""
-    device = torch.device(args.device)
-    net = build(name, SHAPES[name], 10, seed=0).to(device).eval()
-    x = torch.randn(args.batch, *SHAPES[name], device=device)
+def sparse(net: nn.Module) -> lb.BayesianModel:
+    """Of all weights 5 %."""
+    return lb.bayesianize(net, lb.SSVI(density=0.05))
+
+
+MODELS: dict[str, Callable[[nn.Module], lb.BayesianModel]] = {
+    "mean-field": lambda net: lb.bayesianize(net, lb.MeanField(init_std=0.01)),
+    "sparse": sparse,
+    "partial": lambda net: lb.bayesianize(net, lb.PBN(rate=0.05, sensitivity="magnitude")),
+    "shared": lambda net: lb.bayesianize(sparse(net), lb.WeightSharing(components=256)),
+    "dropout": lambda net: lb.bayesianize(net, lb.MCDropout(rate=0.1)),
+    "ensemble": lambda net: lb.bayesianize(net, lb.Ensemble(members=5)),
+}
+
+
+class Ways:
+    """How a model predicts the batch x; what is opened for many passes is closed with `stack`."""
+
+    def __init__(self, x: Tensor, mode: str, stack: contextlib.ExitStack) -> None:
+        self.x, self.compiled, self.stack = x, COMPILED[mode], stack
+
+    def plain(self, network: Callable[[Tensor], Any]) -> Run:
+        """Call a network, or a function."""
+        call = torch.compile(network, fullgraph=True, mode=self.compiled) if self.compiled else network
+        return lambda: call(self.x)
+
+    def one_pass(self, bnn: lb.BayesianModel, correlation: Any = "common") -> Variant:
+        """Take one pass by moments, with weights that are there."""
+        bnn.rule = MomentPropagation(correlation)
+        draw = bnn.next_draw()
+        call = self.stack.enter_context(bnn.drawn(draw))
+        for value in bnn._values or ():
+            for tensor in tensors_of(value if isinstance(value, Tensor) else vars(value)):
+                torch._dynamo.mark_static_address(tensor)  # or CUDA graphs would copy them for every pass
+
+        def forward(x: Tensor) -> tuple[Tensor, Tensor]:
+            output = call(x)
+            return output.loc, output.variance
+
+        return Variant(self.plain(forward), lambda: bnn.current_rule.weights(bnn.posterior, draw.key, False))
+
+    def draws(self, bnn: lb.BayesianModel, number: int = DRAWS) -> Variant:
+        """Draw the weights, or masks, for every pass."""
+        bnn.rule = "sample"
+        one = self.plain(lambda x: bnn(x))
+        return Variant(one if number == 1 else lambda: [one() for _ in range(number)])
+
+    def members(self, bnn: lb.BayesianModel) -> Variant:
+        """Take one pass through every network of an ensemble."""
+        runs = [self.plain(network) for network in bnn.network.networks]  # type: ignore[union-attr]
+        return Variant(lambda: [run() for run in runs])
+
+
+VARIANTS: dict[str, tuple[str, Callable[[Ways, lb.BayesianModel], Variant]]] = {
+    "one pass": ("mean-field", Ways.one_pass),
+    "one pass, independent": ("mean-field", lambda ways, bnn: ways.one_pass(bnn, "none")),
+    "one draw": ("mean-field", lambda ways, bnn: ways.draws(bnn, 1)),
+    f"{DRAWS} draws": ("mean-field", Ways.draws),
+    "one pass, sparse": ("sparse", Ways.one_pass),
+    f"{DRAWS} draws, sparse": ("sparse", Ways.draws),
+    "one pass, partial": ("partial", Ways.one_pass),
+    f"{DRAWS} draws, partial": ("partial", Ways.draws),
+    "one pass, shared": ("shared", Ways.one_pass),
+    f"{DRAWS} draws, shared": ("shared", Ways.draws),
+    f"{DRAWS} draws, dropout": ("dropout", Ways.draws),
+    "ensemble of 5": ("ensemble", Ways.members),
+}
+PLAIN = "plain network"
+USUAL = ("one pass", "one pass, independent", "one draw", f"{DRAWS} draws")
+
+
+def variants(name: str, chosen: Sequence[str], ways: Ways) -> dict[str, Variant]:
+    """Make the plain network, and every way to predict that was chosen."""
+    x = ways.x
+    net = build(name, SHAPES[name], 10, seed=0).to(x.device).eval()
     if name != "vit-tiny":
-        net, x = net.to(memory_format=torch.channels_last), x.to(memory_format=torch.channels_last)
-    compiled = {"eager": None, "compiled": "default", "cudagraphs": "reduce-overhead"}[mode]
-    plain = torch.compile(net, fullgraph=True, mode=compiled) if compiled else net
-    found: dict[str, Run] = {"plain network": lambda: plain(x)}
-    for label, rule in (
-        ("one pass", MomentPropagation()),
-        ("one pass, independent", MomentPropagation(correlation="none")),
-        ("one draw", "sample"),
-    ):
-        if label in args.variant:
-            found[label] = by_rule(lb.bayesianize(net, lb.MeanField(init_std=0.01)).eval(), rule, x, compiled)
-    if "one draw" in found:
-        one = found["one draw"]
-        found[f"{DRAWS} draws"] = lambda: [one() for _ in range(DRAWS)]
+        net = net.to(memory_format=torch.channels_last)
+    made = {kind: MODELS[kind](net).eval() for kind in dict.fromkeys(VARIANTS[label][0] for label in chosen)}
+    found = {PLAIN: Variant(ways.plain(net))}
+    for label in chosen:
+        kind, way = VARIANTS[label]
+        found[label] = way(ways, copy.deepcopy(made[kind]))
     return found
 
 
@@ -67,35 +130,46 @@ def variants(name: str, args: argparse.Namespace, mode: str) -> dict[str, Run]:
 def measure(name: str, mode: str, args: argparse.Namespace) -> list[dict[str, Any]]:
     """Time all variants in turns."""
     cuda = args.device == "cuda"
-    runs = variants(name, args, mode)
-    memory: dict[str, float] = {}
-    for label, run in runs.items():
-        for _ in range(3):
-            run()
-        if cuda:
-            torch.cuda.reset_peak_memory_stats()
-            before = torch.cuda.memory_allocated()
-            run()
-            memory[label] = (torch.cuda.max_memory_allocated() - before) / 1e6
-        print(f"{name} {mode} {label}: ready", file=sys.stderr, flush=True)
-    rounds = [
-        {label: milliseconds(run, 1 if "draws" in label else args.passes, cuda) for label, run in runs.items()}
-        for _ in range(args.repeats)
-    ]
-    rows = []
-    for label, run in runs.items():
-        rows.append({
-            "network": name,
-            "mode": mode,
-            "variant": label,
-            **middle([one[label] for one in rounds]),
-            "time_ratio": statistics.median(one[label] / one["plain network"] for one in rounds),
-            "busy_ms": busy(run) if cuda else None,
-            "memory_mb": memory.get(label),
-            # A CUDA graph has its memory from the start, and allocates none.
-            "memory_ratio": memory[label] / memory["plain network"] if memory.get("plain network") else None,
-        })  # fmt: skip
+    x = torch.randn(args.batch, *SHAPES[name], device=args.device)
+    if name != "vit-tiny":
+        x = x.to(memory_format=torch.channels_last)
+    with contextlib.ExitStack() as stack:
+        ready = variants(name, args.variant, Ways(x, mode, stack))
+        memory: dict[str, float] = {}
+        for label, one in ready.items():
+            for _ in range(3):
+                one.run()
+            if cuda:
+                torch.cuda.reset_peak_memory_stats()
+                before = torch.cuda.memory_allocated()
+                one.run()
+                memory[label] = (torch.cuda.max_memory_allocated() - before) / 1e6
+            print(f"{name} {mode} {label}: ready", file=sys.stderr, flush=True)
+        rounds = [
+            {label: milliseconds(one.run, passes_of(label, args.passes), cuda) for label, one in ready.items()}
+            for _ in range(args.repeats)
+        ]
+        rows = []
+        for label, one in ready.items():
+            weights = one.weights and [milliseconds(one.weights, args.passes, cuda) for _ in range(args.repeats)]
+            rows.append({
+                "network": name,
+                "mode": mode,
+                "variant": label,
+                **middle([of[label] for of in rounds]),
+                "time_ratio": statistics.median(of[label] / of[PLAIN] for of in rounds),
+                "busy_ms": busy(one.run) if cuda else None,
+                "weights_ms": statistics.median(weights) if weights else None,  # eager, whatever the mode
+                "memory_mb": memory.get(label),
+                # A CUDA graph has its memory from the start, and allocates none.
+                "memory_ratio": memory[label] / memory[PLAIN] if memory.get(PLAIN) else None,
+            })  # fmt: skip
     return rows
+
+
+def passes_of(label: str, passes: int) -> int:
+    """Return how often a variant runs in one round; one that takes many passes runs once."""
+    return 1 if "draws" in label or "ensemble" in label else passes
 
 
 def main() -> None:
@@ -103,7 +177,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--network", nargs="+", default=["resnet18"], choices=list(SHAPES))
     parser.add_argument("--mode", nargs="+", default=["eager"], choices=["eager", "compiled", "cudagraphs"])
-    parser.add_argument("--variant", nargs="*", default=["one pass", "one pass, independent", "one draw"])
+    parser.add_argument(
+        "--variant", nargs="*", default=list(USUAL), choices=list(VARIANTS), help="beside the plain one"
+    )
     parser.add_argument("--batch", type=int, default=256)
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--fp32", action="store_true", help="no bf16 autocast")

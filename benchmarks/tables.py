@@ -163,10 +163,18 @@ def of_lenet() -> str:
 
 
 def of_one_pass() -> str:
-    """The table of one_pass.py."""
-    record = load("one-pass-resnet18")
-    head = f"`{record['command']}`: {record['machine']}, torch {record['torch']}, {record['precision']}"
-    return "\n".join([head, "", TABLE_HEAD, *(table_row(row) for row in record["rows"])])
+    """The tables of one_pass.py."""
+    parts = []
+    for path in sorted((HERE / "results").glob("one-pass-*.json")):
+        record = load(path.stem)
+        head = f"`{record['command']}`: {record['machine']}, torch {record['torch']}, {record['precision']}"
+        lines = [head, "", TABLE_HEAD, *(table_row(row) for row in record["rows"])]
+        weights = {row["variant"]: row["weights_ms"] for row in record["rows"] if row.get("weights_ms")}
+        if weights:
+            told = ", ".join(f"{variant} {ms:.2f}" for variant, ms in weights.items())
+            lines += ["", f"Milliseconds for mean and variance of all weights, once for all passes: {told}."]
+        parts.append("\n".join(lines))
+    return "\n\n".join(parts)
 
 
 def of_sparse() -> str:

@@ -38,8 +38,27 @@ from leanbayes.posteriors import SharedPosterior
 from leanbayes.training.record import machine, versions, write_json
 
 ALL_OF_SVHN = 26_032  # AUPR follows the proportion of the two kinds
-GRID = ("components", "bit_prices", "epochs", "lrs", "values", "bits")  # what may grow from one call to the next
-HIDDEN = ("experiment", "runs", "run", "beside", "shared", "out", "figures", "root", "device")  # not in the command
+GRID = (
+    "components",
+    "bit_prices",
+    "rates",
+    "epochs",
+    "lrs",
+    "values",
+    "bits",
+)  # what may grow from one call to the next
+HIDDEN = (
+    "experiment",
+    "runs",
+    "run",
+    "beside",
+    "shared",
+    "keep",
+    "out",
+    "figures",
+    "root",
+    "device",
+)  # not in the command
 
 
 def options() -> argparse.Namespace:
@@ -69,12 +88,16 @@ def options() -> argparse.Namespace:
     def sharing(made: argparse.ArgumentParser, prices: Sequence[float]) -> None:
         made.add_argument("--method", default="weight-sharing", help="what else is to be set of weight-sharing")
         made.add_argument("--components", type=int, nargs="+", default=[256])
-        made.add_argument("--bit-prices", type=price_of, nargs="+", default=list(prices), help="nats a bit, or none")
+        made.add_argument("--bit-prices", type=or_none, nargs="+", default=list(prices), help="nats a bit, or none")
+        made.add_argument(
+            "--rates", type=or_none, nargs="+", default=[None], help="share of σ that is kept before, or none"
+        )
         made.add_argument("--epochs", type=int, nargs="+", default=[0, 10], help="of the final training; 0 for none")
         made.add_argument("--lrs", type=float, nargs="+", default=[1e-3], help="of the means in that training")
         made.add_argument("--scale-lr", type=float, default=1e-2, help="of the spreads")
         made.add_argument("--batch-size", type=int, default=256)
         made.add_argument("--compile", action="store_true", help="compile the final training")
+        made.add_argument("--keep", type=Path, help="folder to keep the compact files in")
         precisions(made)
 
     one = command("curve", "likelihood over the bytes of the file")
@@ -91,8 +114,8 @@ def options() -> argparse.Namespace:
     return parser.parse_args()
 
 
-def price_of(text: str) -> float | None:
-    """Read a price of bits."""
+def or_none(text: str) -> float | None:
+    """Read a number, or that there is none."""
     return None if text == "none" else float(text)
 
 

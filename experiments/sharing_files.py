@@ -30,7 +30,7 @@ from leanbayes.training import fit
 from leanbayes.training.run import REFRESH_EXAMPLES
 
 SCORES = ("accuracy", "nll", "ece", "brier")
-SETTINGS = ("components", "bit_price", "epochs", "lr", "values")  # that tell one file of a run from another
+SETTINGS = ("components", "bit_price", "rate", "epochs", "lr", "values")  # that tell one file of a run from another
 GRADIENT_BATCHES = 50  # that say which weights are outliers, as many as a training takes
 
 Row = dict[str, Any]
@@ -146,32 +146,37 @@ def final_recipe(run: TrainedRun, args: argparse.Namespace, epochs: int, lr: flo
 
 
 def shared_rows(args: argparse.Namespace, run: TrainedRun, judge: Judge, done: Sequence[Row]) -> Iterator[Row]:
-    """Give a row for every file that is not done: components, prices, trainings, and precisions of one model."""
+    """Give a row for every file that is not done: components, prices, rates, trainings, and precisions of one model."""
     known = [tuple(row[key] for key in SETTINGS) for row in done]
     trainings = [(n, lr) for n in args.epochs for lr in (args.lrs if n else [None])]
-    for components, price, (epochs, lr) in itertools.product(args.components, args.bit_prices, trainings):
-        missing = [values for values in args.values if (components, price, epochs, lr, values) not in known]
+    grid = itertools.product(args.components, args.bit_prices, args.rates, trainings)
+    for components, price, rate, (epochs, lr) in grid:
+        missing = [values for values in args.values if (components, price, rate, epochs, lr, values) not in known]
         if not missing:
             continue
+        begun = run.model if rate is None else run.model.restrict(rate)
         method = method_for(run.model, args.method, components=components, bit_price=price)
         start = time.perf_counter()
         if lr is None:
-            bnn = shared(run.model, method, judge)
+            bnn = shared(begun, method, judge)
         else:
-            bnn = fit(run.model, method, judge.data, progress=False, **final_recipe(run, args, epochs, lr))
+            bnn = fit(begun, method, judge.data, progress=False, **final_recipe(run, args, epochs, lr))
         seconds = time.perf_counter() - start
         judge.calibrate(bnn)
-        settings = {"components": components, "bit_price": price, "epochs": epochs, "lr": lr, "model_seconds": seconds}
+        settings = {"components": components, "bit_price": price, "rate": rate, "epochs": epochs, "lr": lr}
         for values in missing:
-            row = settings | {"method": config.encode(method), **of_file(bnn, judge, values, args.rest)}
+            kept = None if args.keep is None else args.keep / f"{'-'.join(map(str, (*settings.values(), values)))}.lbc"
+            row = settings | {"method": config.encode(method), "model_seconds": seconds}
+            row |= of_file(bnn, judge, values, args.rest, kept)
             print(line(row), flush=True)
             yield row
 
 
-def of_file(bnn: lb.BayesianModel, judge: Judge, values: Any, rest: Any) -> Row:
-    """Write a compact file, and score what is loaded from it."""
+def of_file(bnn: lb.BayesianModel, judge: Judge, values: Any, rest: Any, kept: Path | None = None) -> Row:
+    """Write a compact file, which may be kept, and score what is loaded from it."""
     with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder) / "model.lbc"
+        path = kept or Path(folder) / "model.lbc"
+        path.parent.mkdir(parents=True, exist_ok=True)
         start = time.perf_counter()
         made = lb.compress(bnn, path, values=values, rest=rest)
         middle = time.perf_counter()

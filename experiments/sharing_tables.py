@@ -79,7 +79,7 @@ def best_training(rows: Iterable[Row]) -> list[Row]:
     """Of files that differ in the learning rate alone, keep the one with the lowest held-out NLL."""
     best: dict[tuple[Any, ...], Row] = {}
     for row in rows:
-        key = tuple(row[name] for name in ("components", "bit_price", "epochs", "values"))
+        key = tuple(row[name] for name in ("components", "bit_price", "rate", "epochs", "values"))
         if key not in best or held_out(row) < held_out(best[key]):
             best[key] = row
     return list(best.values())
@@ -146,6 +146,7 @@ def size_in_words(size: int, record: Row) -> str:
 def settings_of(row: Row) -> str:
     """Tell how a file was made."""
     price = "" if row["bit_price"] is None else f", {row['bit_price']:g} nats a bit"
+    price += "" if row["rate"] is None else f", σ of {row['rate']:.1%} of the weights"
     trained = f", {row['epochs']} epochs" if row["epochs"] else ""
     return f"{row['components']} components{price}{trained}, {row['values']}"
 

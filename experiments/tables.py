@@ -6,11 +6,11 @@ is left out.
 python experiments/tables.py
 """
 
-import math
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
+from headline_tables import cell, headline_tables
 from pbn_tables import partial_tables
 from sharing_tables import sharing_tables
 from ssvi_tables import overlap_table, read, sparse_entries, sparse_tables
@@ -71,7 +71,8 @@ SUBJECTS = {
     "cifar10_ssvi": "SSVI",
     "cifar10_vdp": "VDP++",
     "cifar10_ssvi_paper": "SSVI as in its paper",
-    "cifar10_pbn": "PBN",
+    "cifar10_methods": "all methods",
+    "cifar10_ssvi_long": "SSVI for longer",
     "cifar100_ssvi": "SSVI",
 }  # of comparisons that share their network and data with others
 
@@ -147,16 +148,6 @@ def one_pass_table(record: dict[str, Any]) -> str:
     return "\n".join(lines)
 
 
-def cell(figure: dict[str, Any], form: str, best: bool) -> str:
-    """Write a mean with its interval; what is not defined is nan, or null."""
-    mean, low, high = (math.nan if figure[key] is None else figure[key] for key in ("mean", "low", "high"))
-    text = form.format(mean)
-    half = (high - low) / 2
-    if half > 0:  # and not nan
-        text += f" ± {form.format(half)}"
-    return f"**{text}**" if best else text
-
-
 def fill(page: Path, parts: Iterable[str], begin: str = BEGIN) -> None:
     """Put the tables of a page between its marks."""
     before, _, rest = page.read_text().partition(begin)
@@ -177,7 +168,7 @@ def sensitivity_table(record: dict[str, Any]) -> str:
 def main() -> None:
     """Write all pages."""
     results, docs = HERE / "results", HERE.parent / "docs"
-    parts = [HEAD]
+    parts = [HEAD, *headline_tables(results / "headline", HERE.parent / "benchmarks" / "results")]
     for path in sorted(results.glob("*.json")):
         record = read(path)
         subject = f": {SUBJECTS[path.stem]}" if path.stem in SUBJECTS else ""

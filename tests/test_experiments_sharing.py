@@ -236,7 +236,7 @@ def test_boxes_have_the_quantiles_of_each_class(monkeypatch: pytest.MonkeyPatch)
 
 
 def made_up(size: int, nll: float, lr: float | None = None, price: float = 0.1) -> dict[str, Any]:
-    same = {"components": 256, "bit_price": price, "epochs": 10, "values": "fp16"}
+    same = {"components": 256, "bit_price": price, "rate": None, "epochs": 10, "values": "fp16"}
     return {**same, "lr": lr, "bytes": size, "held_out": {"nll": nll}}
 
 
@@ -302,7 +302,8 @@ def test_the_settings_are_those_of_the_paper(monkeypatch: pytest.MonkeyPatch) ->
         ]
         for name in ("paper", "ablations")
     }
-    assert given["paper"][0] == replace(paper, pretrain_spreads=0.5)
+    as_mean_field = replace(paper, prior=lb.Normal(0.05), init_std=1e-3, relative=False)  # on this data
+    assert given["paper"][0] == replace(as_mean_field, pretrain_spreads=0.5)
     assert given["ablations"][0] == replace(paper, pretrain_spreads=0.0)
     names = [tables["ablation_of"](config.encode(method)) for method in given["ablations"]]
     assert sorted(names) == sorted(tables["PAPER_ABLATIONS"])

@@ -1,0 +1,349 @@
+"""The headline table: all methods and ways to predict beside their papers, their costs, and which targets are met."""
+
+import json
+import math
+import statistics
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from pbn_tables import header
+from sharing_tables import PAPER as SHARING_PAPER
+from ssvi_tables import SSVI_PAPER, read
+
+from leanbayes import config
+from leanbayes.evaluation.seeds import summarise
+from leanbayes.methods import parse_method
+
+TASK = ("resnet-18", "cifar10")  # that papers and benchmarks are of
+SCORES = {"accuracy": ("accuracy", "{:.2%}"), "nll": ("NLL", "{:.4f}"), "ece": ("ECE", "{:.4f}")}  # papers have these
+OTHERS = {"brier": ("Brier", "{:.4f}")}
+AFTER = {"corruptions:nll": ("corrupted NLL", "{:.3f}"), "kilo_stored": ("numbers ×1000", "{:,.0f}")}
+BEST = {"accuracy": max, "nll": min, "ece": min}
+PAPERS: dict[str, dict[str, float]] = {
+    "Deterministic": {"accuracy": 0.9321, "nll": 0.201, "ece": 0.022},
+    "MeanField": {"accuracy": SSVI_PAPER["cifar10"][1.0]["accuracy"]},
+    "SSVI 95 %": {key: SSVI_PAPER["cifar10"][0.05][key] for key in ("accuracy", "nll")},
+    "2DGBNN": SHARING_PAPER,
+}
+ORDER = ("Deterministic", "Ensemble", "MC dropout", "RigL", "MeanField", "PBN", "VDP++", "SSVI", "2DGBNN")
+MODES = ("cudagraphs", "compiled", "eager")  # of the benchmarks, the best first
+KINDS = {"MeanField": "", "VDP": "", "SSVI": ", sparse", "PBN": ", partial", "WeightSharing": ", shared",
+         "MCDropout": ", dropout"}  # fmt: skip
+COMPOSITION = {"MB on disk": 0.70, "accuracy": 0.93, "NLL": 0.215, "ECE": 0.015, "× a plain forward": 2.5}  # one pass
+SPARSE = {"accuracy": 0.94, "NLL": 0.19}  # SSVI 95 %
+TRAINING = 1.15  # of mean-field, over the plain network
+NOTES = (
+    "A line is a method and how it predicts. With several seeds a figure is the mean ± half of its 95 % interval; bold "
+    "is a mean that beats the paper's number next to it: of Tables 3 (2DGBNN) and 9 (plain) of Lin et al. 2025, and 1 "
+    "(dense) and 2 of Li et al. 2024, whose ECE is another one; those on PBN and VDP++ print none. The two factors of "
+    "one pass were fitted to draws on held-out images, but for VDP++, which is trained by one pass; the temperature "
+    "was fitted on held-out images too. AUROC is by entropy, “corrupted” the mean over 15 corruptions at five "
+    "severities. “Numbers” are all that a file has: labels of shared weights count, and positions of sparse ones, but "
+    "no single bits. Peak MB are those of training."
+)
+MEASURED = (
+    " “Training × plain” is the time of an epoch, or else of a step (with CUDA graphs, or else compiled), over the "
+    "plain network's, times the members of an ensemble; “ms” are those to predict 1000 images in batches of {batch} "
+    "({mode}). Both are from [benchmarks](benchmarks.md) in which the variants take turns; of PBN and SSVI 5 % of the "
+    "weights were measured, and of 2DGBNN and files 5 % that share 256 Gaussians."
+)
+
+Row = Mapping[str, Any]
+
+
+class Group(NamedTuple):
+    """The rows of one method and way that differ in their seeds alone; title: its name, and what tells it apart."""
+
+    name: str
+    way: str
+    rows: Sequence[Row]
+    title: str
+
+    @property
+    def label(self) -> str:
+        """What the table calls it."""
+        return self.title if self.way in ("plain", "members") else f"{self.title}, {self.way}"
+
+    @property
+    def method(self) -> Row:
+        """The settings of the method."""
+        return self.rows[0]["method"]
+
+    def values(self, key: str) -> list[float]:
+        """Return a figure of every row; none where one of them has it not."""
+        found = [row["figures"].get(key) for row in self.rows]
+        return [] if None in found else found
+
+    def mean(self, key: str) -> float:
+        """Average a figure; nan where it is not known."""
+        return statistics.fmean(self.values(key) or [math.nan])
+
+    @property
+    def megabytes(self) -> float:
+        """The size on disk."""
+        return statistics.fmean(row["bytes"] for row in self.rows) / 1e6
+
+    @property
+    def epochs(self) -> list[int]:
+        """The epochs of the training, after those of the training that it goes out from."""
+        return epochs_of(self.rows[0])
+
+
+def headline_tables(folder: Path, benchmarks: Path) -> Iterator[str]:
+    """Lay out what `headline.py` has found: a table a task, then targets and pictures."""
+    records = [json.loads(path.read_text()) for path in sorted(folder.glob("*.json"))]
+    tasks = dict.fromkeys(task_of(record) for record in records)
+    for task in tasks:
+        found = [record for record in records if task_of(record) == task]
+        groups = grouped(row for record in found for row in record["results"])
+        times = Times(benchmarks if task == TASK else None)
+        yield table(task, found, groups, times)
+        if task == TASK:
+            lines = list(targets(groups, times))
+            if lines:
+                yield "\n".join(["Targets:\n", *lines])
+    for path in sorted(folder.glob("*.svg")):
+        yield f"![{path.stem}](../experiments/results/headline/{path.name})"
+
+
+def task_of(record: Row) -> tuple[str, str]:
+    """Name the network and the data."""
+    return record["model"]["name"], record["source"]["name"]
+
+
+def epochs_of(row: Row) -> list[int]:
+    """Return the epochs of a training, after those of the one that it goes out from; none are known of a file."""
+    recipes = ((row.get("start") or {}).get("recipe"), row.get("recipe"))
+    return [recipe["epochs"] for recipe in recipes if recipe]
+
+
+def grouped(rows: Iterable[Row]) -> list[Group]:
+    """Bring the seeds of each training and way together, in the order of the table; files come last."""
+    found: dict[str, dict[str, list[Row]]] = {}
+    for row in {(row["name"], row["digest"], row["way"]): row for row in rows}.values():  # one may be in two files
+        found.setdefault(row["name"], {}).setdefault(training_of(row), []).append(row)
+    groups = []
+    for name, trainings in found.items():
+        for of_training in trainings.values():
+            epochs = " + ".join(map(str, epochs_of(of_training[0])))
+            title = f"{name} ({epochs} epochs)" if len(trainings) > 1 and epochs else name
+            for way in dict.fromkeys(row["way"] for row in of_training):
+                groups.append(Group(name, way, [row for row in of_training if row["way"] == way], title))
+    return sorted(groups, key=place_of)
+
+
+def training_of(row: Row) -> str:
+    """Tell trainings apart that differ in more than their seeds; files of one name are taken to be of one."""
+    if "file" in row:
+        return ""
+    recipe = {key: value for key, value in row["recipe"].items() if key not in ("seed", "device")}
+    start = row["start"] and row["start"]["method"]
+    return json.dumps([row["method"], recipe, row["validation_share"], start])
+
+
+def place_of(group: Group) -> tuple[Any, ...]:
+    """Tell where a group stands: by method and training, then plain, draws, and one pass."""
+    of_file = "file" in group.rows[0]
+    kinds = [number for number, kind in enumerate(ORDER) if group.name.startswith(kind) and not of_file]
+    place = (of_file, *(kinds or [len(ORDER)]), group.name, sum(group.epochs), training_of(group.rows[0]))
+    draws = int(group.way.split()[0]) if group.way.endswith("draws") else 0
+    return *place, group.way == "one pass", draws, group.way == "temperature"
+
+
+# -- measured elsewhere -----------------------------------------------------------------------------------------------
+
+
+class Times:
+    """What the benchmarks have measured of ResNet-18 on an idle GPU, by their variants."""
+
+    def __init__(self, folder: Path | None) -> None:
+        self.training: dict[str, float] = {}  # time of an epoch, or of a step, over the plain network's
+        self.passes: dict[str, tuple[float, float]] = {}  # milliseconds for 1000 images, and over the plain network's
+        self.mode, self.batch = "", 0
+        if folder is None:
+            return
+        for mode in reversed(MODES):
+            for path in sorted(folder.glob("step-*.json")):
+                steps = (row for row in read(path)["rows"] if (row["network"], row["mode"]) == ("resnet18", mode))
+                self.training |= {row["variant"]: row["time_ratio"] for row in steps if "time_ratio" in row}
+        for path in sorted(folder.glob("epoch-*.json")):
+            record = read(path)
+            if record["network"] == "resnet-18":
+                ratios = record.get("ratios") or {"mean-field": record["ratio"]}
+                self.training |= {variant_of(config.encode(parse_method(name))): of for name, of in ratios.items()}
+        tables = [one for path in sorted(folder.glob("one-pass-*.json")) for one in tables_of(read(path))]
+        if tables:  # the one with the most variants: those of two runs did not take turns
+            self.mode, self.batch, rows = max(tables, key=lambda one: (len(one[2]), -MODES.index(one[0])))
+            self.passes = {row["variant"]: (1e3 * row["ms"] / self.batch, row["time_ratio"]) for row in rows}
+
+    def of_training(self, method: Row) -> float:
+        """Return the time of a training over the plain network's with as many epochs; nan where it is not known."""
+        return self.training.get(variant_of(method), math.nan) * method.get("members", 1)
+
+    def one_pass(self, group: Group) -> tuple[float, float]:
+        """Return milliseconds for 1000 images, and over those of the plain network; nan where they are not known."""
+        kind, unknown = group.method["type"], (math.nan, math.nan)
+        if kind == "Deterministic":
+            return self.passes.get("plain network", unknown)
+        if kind == "Ensemble":
+            return self.passes.get(f"ensemble of {group.method['members']}", unknown)
+        return self.passes.get(group.way + KINDS[kind], unknown) if kind in KINDS else unknown
+
+
+def variant_of(method: Row) -> str:
+    """Name a method as the benchmark of training steps does."""
+    match method["type"]:
+        case "Deterministic" | "Ensemble":
+            return "deterministic"
+        case "MeanField":
+            return method["rule"]
+        case "VDP":
+            return "moments"
+        case "PBN":
+            return f"partial {100 * method['rate']:g} %"
+        case "SSVI":
+            return f"subspace {100 * method['density']:g} %"
+        case "WeightSharing":
+            return f"shared {method['components']}"
+    return method["type"]
+
+
+def tables_of(record: Row) -> Iterator[tuple[str, int, list[Row]]]:
+    """Give the rows of every mode that ResNet-18 was measured in, with the size of a batch."""
+    rows = [row for row in record["rows"] if row["network"] == "resnet18"]
+    for mode in dict.fromkeys(row["mode"] for row in rows):
+        yield mode, record["batch"], [row for row in rows if row["mode"] == mode]
+
+
+# -- the table --------------------------------------------------------------------------------------------------------
+
+
+def table(task: tuple[str, str], records: Sequence[Row], groups: Sequence[Group], times: Times) -> str:
+    """Lay out all groups, a line each."""
+    network, data = task
+    others = list(dict.fromkeys(name for group in groups for row in group.rows for name in row["ood"]))
+    middle = OTHERS | {f"ood:{name}": (f"AUROC {name}", "{:.2%}") for name in others} | AFTER
+    titles = [title for name, _ in SCORES.values() for title in (name, "paper")]
+    titles += [title for title, _ in middle.values()] + [
+        "MB on disk",
+        "training × plain",
+        "epochs",
+        "ms",
+        "peak MB",
+        "seeds",
+    ]
+    machine, commands = records[0]["machine"], (record["command"] for record in records)
+    where = ", ".join(machine["gpus"]) or f"{machine['processor']}, {machine['cores']} cores"
+    notes = NOTES + (MEASURED.format(batch=times.batch, mode=times.mode) if times.passes else "")
+    lines = [f"## The headline: {network} on {data}\n", *(f"`{command}`\n" for command in commands)]
+    lines.append(f"{where}, torch {records[0]['versions']['torch']}, {records[0]['examples']} test examples. {notes}\n")
+    lines += header(titles)
+    for group in groups:
+        paper = PAPERS.get(group.name, {}) if task == TASK and group.way != "temperature" else {}
+        cells = [text for key in SCORES for text in with_paper(group, key, paper.get(key))]
+        cells += [of_seeds(group, key, form) for key, (_, form) in middle.items()]
+        training = times.of_training(group.method) if group.epochs else math.nan
+        milliseconds, _ = times.one_pass(group)
+        cells += [
+            f"{group.megabytes:.2f}",
+            known(training, ".2f"),
+            " + ".join(map(str, group.epochs)),
+            known(milliseconds, ".1f"),
+            known(group.mean("train_peak_mb"), ",.0f"),
+            str(len(group.rows)),
+        ]
+        lines.append(f"| {group.label} | {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
+def known(value: float, form: str) -> str:
+    """Write a number, and nothing where it is not known."""
+    return "" if math.isnan(value) else format(value, form)
+
+
+def with_paper(group: Group, key: str, paper: float | None) -> list[str]:
+    """Write a score and the paper's, bold where it is better."""
+    form = SCORES[key][1]
+    if paper is None:
+        return [of_seeds(group, key, form), ""]
+    ours = group.mean(key)
+    better = ours != paper and BEST[key](ours, paper) == ours
+    return [of_seeds(group, key, form, better), form.format(paper)]
+
+
+def of_seeds(group: Group, key: str, form: str, best: bool = False) -> str:
+    """Write the mean of a figure over the seeds."""
+    values = group.values(key)
+    return cell(asdict(summarise(values)), form, best) if values else ""
+
+
+def cell(figure: Row, form: str, best: bool) -> str:
+    """Write a mean with its interval; what is not defined is nan, or null."""
+    mean, low, high = (math.nan if figure[key] is None else figure[key] for key in ("mean", "low", "high"))
+    text = form.format(mean)
+    half = (high - low) / 2
+    if half > 0:  # and not nan
+        text += f" ± {form.format(half)}"
+    return f"**{text}**" if best else text
+
+
+# -- targets ----------------------------------------------------------------------------------------------------------
+
+
+def targets(groups: Sequence[Group], times: Times) -> Iterator[str]:
+    """Tell of every target what was measured, and whether that meets it."""
+    composition = composed(groups)
+    if composition is not None:
+        _, ratio = times.one_pass(composition)
+        found = {**scores_of(composition), "MB on disk": composition.megabytes, "× a plain forward": ratio}
+        for name, limit in COMPOSITION.items():
+            if not math.isnan(found[name]):
+                yield told(f"{composition.label}: {name}", found[name], limit)
+        draws = [group for group in groups if group.name == composition.name and group.way.endswith("draws")]
+        if draws:
+            most = max(draws, key=lambda group: int(group.way.split()[0]))
+            yield told(f"{composition.label}: NLL beside that of {most.way}", found["NLL"], most.mean("nll"), "NLL")
+    for group in (group for group in groups if group.name == "SSVI 95 %"):
+        for name, limit in SPARSE.items():
+            yield told(f"{group.label}: {name}", scores_of(group)[name], limit)
+    yield from training_targets(groups, times)
+
+
+def composed(groups: Sequence[Group]) -> Group | None:
+    """Find the composition in one pass: the file that is called so, or else the smallest."""
+    files = [group for group in groups if "file" in group.rows[0] and group.way == "one pass"]
+    return min(files, key=lambda one: ("composition" not in one.name.lower(), one.megabytes), default=None)
+
+
+def training_targets(groups: Sequence[Group], times: Times) -> Iterator[str]:
+    """Compare mean-field by draws with the plain network: likelihood, and time to train."""
+    plain = most_trained(group for group in groups if group.label == "Deterministic")
+    ours = most_trained(group for group in groups if group.name == "MeanField" and group.way.endswith("draws"))
+    if plain is None or ours is None:
+        return
+    yield told(f"{ours.label}: NLL beside that of the plain network", ours.mean("nll"), plain.mean("nll"), "NLL")
+    ratio = times.of_training(ours.method) * sum(ours.epochs) / sum(plain.epochs)
+    if not math.isnan(ratio):
+        yield told(f"{ours.label}: × the plain network's training time", ratio, TRAINING)
+
+
+def most_trained(groups: Iterable[Group]) -> Group | None:
+    """Take, of several recipes of one method, that with the most seeds, and then the most epochs."""
+    return max(groups, key=lambda group: (len(group.rows), sum(group.epochs)), default=None)
+
+
+def scores_of(group: Group) -> dict[str, float]:
+    """Return the means that targets are about, by the names of their columns."""
+    return {title: group.mean(key) for key, (title, _) in SCORES.items()}
+
+
+def told(what: str, found: float, limit: float, score: str = "") -> str:
+    """Write one target; accuracy is to be high, and all else low."""
+    score = score or what.rpartition(": ")[2]
+    high = score == "accuracy"
+    form = {title: form for title, form in SCORES.values()}.get(score, "{:.2f}")
+    met = found >= limit if high else found <= limit
+    sign, result = "≥" if high else "≤", "met" if met else "**missed**"
+    return f"- {what} {form.format(found)}, target {sign} {form.format(limit)}: {result}"

@@ -1,0 +1,335 @@
+"""The headline: rows of runs and files, the table with papers, costs and targets, pictures, and times to predict."""
+
+import contextlib
+import json
+import math
+import runpy
+import shlex
+import sys
+import xml.etree.ElementTree as ElementTree
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+import leanbayes as lb
+from leanbayes.cli import main
+from leanbayes.cli.runs import open_run
+from leanbayes.data import load
+from leanbayes.evaluation.assessment import some
+
+ROOT = Path(__file__).parent.parent
+EXPERIMENTS = ROOT / "experiments"
+TASK = ("--data", "digits", "--model", "mlp", "--model-options", "hidden=[24]", "--device", "cpu", "--quiet")
+METHODS = ("deterministic", "ensemble:members=2", "mc-dropout:rate=0.1", "rigl:density=0.3", "vdp", "ssvi:density=0.3")
+FEW = ("--samples", 3, "--file-draws", 5, "--calibration", 40, "--shift-examples", 12, "--ood", "letters")
+
+
+def script(monkeypatch: pytest.MonkeyPatch, name: str, *words: object, folder: Path = EXPERIMENTS) -> dict[str, Any]:
+    """Run a script with these words, or read it where there are none."""
+    monkeypatch.syspath_prepend(folder)
+    monkeypatch.setattr(sys, "argv", [name, *map(str, words)])
+    return runpy.run_path(str(folder / name), run_name="__main__" if words else "read")
+
+
+def found(path: Path) -> dict[str, Any]:
+    return json.loads(path.read_text())
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    out = tmp_path_factory.mktemp("headline") / "runs"
+    flags = ["--epochs", "1", "--no-report", "--look.shifts", "labels", "--look.no-pruning", "--ood"]
+    assert main(["compare", *METHODS, *TASK, *flags, "--out", str(out)]) == 0
+    return out
+
+
+@pytest.fixture(scope="module")
+def files(runs: Path) -> list[tuple[str, Path]]:
+    """A file that has the factors of one pass, and one that has not."""
+    dense = model(runs / "ssvi-density=0.3-0")
+    shared = lb.bayesianize(dense, lb.WeightSharing(components=16)).eval()
+    paths = [runs.parent / "bare.lbc", runs.parent / "fitted.lbc"]
+    lb.compress(shared, paths[0])
+    shared.moment_scale = (1.5, 2.0)
+    lb.compress(shared, paths[1])
+    return [("Composition", paths[0]), ("With factors", paths[1])]
+
+
+@pytest.fixture(scope="module")
+def headline(runs: Path, files: list[tuple[str, Path]]) -> dict[str, Any]:
+    given = [word for name, path in files for word in ("--file", f"{name}={path}")]
+    with pytest.MonkeyPatch.context() as monkeypatch:
+        words = (runs, *given, *FEW, "--device", "cpu", "--out", runs.parent / "headline.json")
+        script(monkeypatch, "headline.py", *words, "--examples", 60)
+    return found(runs.parent / "headline.json")
+
+
+def model(folder: Path) -> lb.BayesianModel:
+    return open_run(folder, "cpu").model
+
+
+def row_of(record: dict[str, Any], name: str, way: str) -> dict[str, Any]:
+    (row,) = (row for row in record["results"] if (row["name"], row["way"]) == (name, way))
+    return row
+
+
+def images(split: str) -> tuple[Tensor, Tensor]:
+    """The examples that the experiment has chosen."""
+    data = load("digits")
+    chosen = some(getattr(data, split), 60, 0)
+    pairs = [chosen[place] for place in range(60)]
+    x, y = torch.stack([x for x, _ in pairs]), torch.stack([y for _, y in pairs])
+    return data.normalise(x) if data.normalise else x, y
+
+
+def nll(probs: Tensor, y: Tensor) -> float:
+    return -probs.double()[torch.arange(len(y)), y].log().mean().item()
+
+
+# -- rows -------------------------------------------------------------------------------------------------------------
+
+
+def test_every_run_has_a_row_for_each_way_to_predict(headline: dict[str, Any]) -> None:
+    assert [(row["name"], row["way"]) for row in headline["results"]] == [
+        ("Deterministic", "plain"),
+        ("Deterministic", "temperature"),
+        ("Ensemble (2)", "members"),
+        ("MC dropout", "3 draws"),
+        ("RigL 70 %", "plain"),
+        ("SSVI 70 %", "3 draws"),
+        ("SSVI 70 %", "one pass"),
+        ("VDP++", "3 draws"),
+        ("VDP++", "one pass"),
+        *((name, way) for name in ("Composition", "With factors") for way in ("3 draws", "one pass", "5 draws")),
+    ]
+
+
+def test_a_temperature_is_the_best_on_the_held_out_data(headline: dict[str, Any], runs: Path) -> None:
+    network, row = model(runs / "deterministic-0"), row_of(headline, "Deterministic", "temperature")
+    (x, y), (test, truth) = images("validation"), images("test")
+    logits = network.network(x).detach()
+    scores = {t: nll((logits / t).softmax(1), y) for t in torch.linspace(0.02, 3, 3000).tolist()}
+    best = min(scores, key=lambda t: scores[t])
+    assert row["temperature"] == pytest.approx(best, abs=2e-3)
+    probs = (network.network(test) / row["temperature"]).softmax(1)
+    assert row["figures"]["nll"] == pytest.approx(nll(probs, truth), rel=1e-5)
+    assert row["figures"]["accuracy"] == row_of(headline, "Deterministic", "plain")["figures"]["accuracy"]
+
+
+def test_rows_are_what_the_models_predict(headline: dict[str, Any], runs: Path, files: list[tuple[str, Path]]) -> None:
+    x, y = images("test")
+    bare, vdp = (lb.load(files[0][1], model(runs / "deterministic-0").to_deterministic()), model(runs / "vdp-0"))
+    for bnn, name, way, how in (
+        (bare.eval(), "Composition", "5 draws", {"samples": 5}),
+        (vdp, "VDP++", "3 draws", {"samples": 3, "rule": "sample"}),
+        (vdp, "VDP++", "one pass", {"rule": "moments"}),
+    ):
+        probs = bnn.predict(x, generator=torch.Generator().manual_seed(0), **how).probs
+        assert row_of(headline, name, way)["figures"]["nll"] == pytest.approx(nll(probs, y), rel=1e-5)
+
+
+def test_factors_of_one_pass_are_fitted_where_there_are_none(headline: dict[str, Any]) -> None:
+    rows = {row["name"]: row for row in headline["results"] if row["way"] == "one pass"}
+    assert {name: row["fitted_here"] for name, row in rows.items()} == {
+        "SSVI 70 %": True,
+        "VDP++": False,  # it is trained by one pass
+        "Composition": True,
+        "With factors": False,
+    }
+    assert rows["With factors"]["moment_scale"] == [1.5, 2.0]
+    assert rows["VDP++"]["moment_scale"] == [1.0, 1.0]
+    assert rows["Composition"]["moment_scale"] != [1.0, 1.0]
+
+
+def test_bytes_and_numbers_are_those_of_the_file(
+    headline: dict[str, Any], runs: Path, files: list[tuple[str, Path]]
+) -> None:
+    row = row_of(headline, "Ensemble (2)", "members")
+    assert row["bytes"] == (runs / "ensemble-members=2-0" / "model.safetensors").stat().st_size
+    row = row_of(headline, "Composition", "one pass")
+    assert row["bytes"] == files[0][1].stat().st_size
+    weights = 64 * 24 + 24 * 10
+    # Labels of the active weights, the codes, and the biases with the state of the noise.
+    assert math.floor(0.3 * weights) + 16 * 2 + 34 <= 1e3 * row["figures"]["kilo_stored"] < 0.3 * weights + 100
+
+
+def test_shifts_and_other_data_are_looked_at_once(headline: dict[str, Any]) -> None:
+    row = row_of(headline, "Composition", "one pass")
+    assert {"corruptions:nll", "ood:letters", "predict_peak_mb"} <= row["figures"].keys()
+    assert row["ood"]["letters"]["auroc"] == row["figures"]["ood:letters"]
+    assert sum(row["reliability"][2]) == headline["examples"] == 60
+    many = row_of(headline, "Composition", "5 draws")  # on the test data alone
+    assert many["ood"] == {}
+    assert "corruptions:nll" not in many["figures"]
+
+
+def test_no_folder_is_told(headline: dict[str, Any], runs: Path) -> None:
+    assert str(runs.parent) not in json.dumps(headline)
+    words = shlex.split(headline["command"])
+    files = ["--file", "Composition=bare.lbc", "--file", "With factors=fitted.lbc"]
+    assert words[:8] == ["python", "experiments/headline.py", "runs", *files, "--samples"]
+
+
+def test_it_goes_on_where_it_was_stopped(
+    headline: dict[str, Any], runs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    place, out = runs / "deterministic-0", tmp_path / "headline.json"
+    out.write_text(json.dumps({**headline, "results": [{**headline["results"][0], "mark": "kept"}]}))
+    script(monkeypatch, "headline.py", place, *FEW, "--examples", 60, "--device", "cpu", "--out", out)
+    kept, made = found(out)["results"]
+    assert (kept["mark"], made["way"]) == ("kept", "temperature")
+    assert made["figures"]["nll"] == headline["results"][1]["figures"]["nll"]
+    assert found(out)["earlier_commands"] == [headline["command"]]
+    with pytest.raises(SystemExit, match="other settings"):
+        script(monkeypatch, "headline.py", place, *FEW, "--examples", 30, "--device", "cpu", "--out", out)
+
+
+def test_runs_may_hold_out_other_shares_of_the_same_data(
+    runs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    task, few = ("fit", "deterministic", *TASK, "--epochs", "1"), ("--shift-examples", 2, "--device", "cpu")
+    assert main([*task, "--validation-share", "0.2", "--out", str(tmp_path / "other")]) == 0
+    out = tmp_path / "headline.json"
+    script(monkeypatch, "headline.py", runs / "deterministic-0", tmp_path / "other", *few, "--out", out)
+    held_out = [row["held_out_examples"] for row in found(out)["results"]]
+    assert held_out == [len(load("digits", validation_share=share).validation) for share in (0.1, 0.1, 0.2, 0.2)]  # type: ignore[arg-type]
+    assert main([*task, "--model-options", "hidden=[8]", "--out", str(tmp_path / "smaller")]) == 0
+    with pytest.raises(SystemExit, match="differ in data or network"):
+        script(monkeypatch, "headline.py", runs / "deterministic-0", tmp_path / "smaller", *few, "--out", out)
+
+
+# -- tables and pictures ----------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def results(headline: dict[str, Any], tmp_path: Path) -> Path:
+    """What was found, as if it were of the network and the data that the papers have, and of three seeds of SSVI."""
+    text = json.dumps(headline).replace('"digits"', '"cifar10"').replace('"mlp"', '"resnet-18"')
+    text = text.replace("SSVI 70 %", "SSVI 95 %").replace('"density": 0.3', '"density": 0.05')
+    record = json.loads(text)
+    first = row_of(record, "SSVI 95 %", "3 draws")
+    first["figures"] |= {"accuracy": 0.94, "nll": 0.1}
+    for seed, value in ((1, 0.2), (2, 0.3)):
+        figures, recipe = first["figures"] | {"nll": value}, first["recipe"] | {"seed": seed}
+        record["results"].append(first | {"digest": str(seed), "seed": seed, "figures": figures, "recipe": recipe})
+    record["results"].append(first | {"digest": "long", "recipe": first["recipe"] | {"epochs": 200}})
+    folder = tmp_path / "headline"
+    folder.mkdir()
+    (folder / "all.json").write_text(json.dumps(record))
+    (folder / "again.json").write_text(json.dumps(record | {"results": record["results"][:8]}))  # counts once
+    return folder
+
+
+def benchmarks(folder: Path) -> Path:
+    """Figures of benchmarks that were made up."""
+    one = {"network": "resnet18", "mode": "cudagraphs"}
+    passes = {"plain network": (1.0, 1.0), "one pass, shared": (2.4, 2.4), "30 draws, sparse": (30.0, 30.0)}
+    rows = [{**one, "variant": name, "ms": ms, "time_ratio": ratio} for name, (ms, ratio) in passes.items()]
+    (folder / "one-pass-a.json").write_text(json.dumps({"batch": 250, "rows": rows}))
+    (folder / "one-pass-b.json").write_text(json.dumps({"batch": 500, "rows": [{**rows[0], "ms": 9.0}]}))
+    steps = [("eager", "subspace 5 %", 7.0), ("cudagraphs", "subspace 5 %", 1.01), ("compiled", "deterministic", 1.0)]
+    rows = [{**one, "mode": mode, "variant": name, "time_ratio": ratio} for mode, name, ratio in steps]
+    (folder / "step-a.json").write_text(json.dumps({"rows": rows}))
+    return folder
+
+
+def lines_of(table: str) -> dict[str, dict[str, str]]:
+    """Read a table: its lines by their names; a second column of one name is that of the paper before it."""
+    cut = [[cell.strip() for cell in line.strip("|").split("|")] for line in table.splitlines() if line[:1] == "|"]
+    titles = [title if title != "paper" else f"{cut[0][place - 1]}, paper" for place, title in enumerate(cut[0])]
+    return {cells[0]: dict(zip(titles, cells, strict=True)) for cells in cut[2:]}
+
+
+def test_the_table_has_papers_seeds_and_costs(results: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    tables = script(monkeypatch, "headline_tables.py")
+    assert list(tables["headline_tables"](tmp_path, tmp_path)) == []
+    table, targets = tables["headline_tables"](results, benchmarks(tmp_path))
+    rows = lines_of(table)
+    assert list(rows)[:3] == ["Deterministic", "Deterministic, temperature", "Ensemble (2)"]
+    assert list(rows)[-3:] == ["With factors, 3 draws", "With factors, 5 draws", "With factors, one pass"]
+    seeds = rows["SSVI 95 % (1 epochs), 3 draws"]
+    assert seeds["seeds"] == "3"
+    assert seeds["NLL"] == f"**0.2000 ± {4.3027 * 0.1 / math.sqrt(3):.4f}**"  # Student's t of 2 degrees of freedom
+    assert (seeds["accuracy"], seeds["accuracy, paper"], seeds["NLL, paper"]) == ("**94.00%**", "93.74%", "0.2180")
+    assert (seeds["training × plain"], seeds["epochs"], seeds["ECE, paper"]) == ("1.01", "1", "")
+    assert rows["SSVI 95 % (200 epochs), 3 draws"]["seeds"] == "1"
+    assert "**" not in rows["Deterministic"]["accuracy"]  # an epoch of digits is worse than the paper
+    assert rows["Deterministic"]["ms"] == "4.0"  # of 1000 images, of the run with the most variants
+    assert rows["Ensemble (2)"]["training × plain"] == "2.00"
+    composition = rows["Composition, one pass"]
+    assert (composition["ms"], composition["NLL, paper"], composition["epochs"]) == ("9.6", "", "")
+    small = row_of(found(results / "all.json"), "Composition", "one pass")
+    assert composition["MB on disk"] == f"{small['bytes'] / 1e6:.2f}"
+    assert composition["AUROC letters"] == f"{small['figures']['ood:letters']:.2%}"
+    assert "- Composition, one pass: × a plain forward 2.40, target ≤ 2.50: met" in targets
+    assert "- SSVI 95 % (1 epochs), 3 draws: accuracy 94.00%, target ≥ 94.00%: met" in targets
+    assert "- SSVI 95 % (1 epochs), 3 draws: NLL 0.2000, target ≤ 0.1900: **missed**" in targets
+    assert "Composition, one pass: NLL beside that of 5 draws" in targets
+
+
+def test_training_times_are_of_epochs_where_these_were_measured(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    times = script(monkeypatch, "headline_tables.py")["Times"]
+    ratios = {"deterministic": 1.0, "ssvi:density=0.05": 1.2, "mean-field:prior.scale=0.05": 1.1}
+    (benchmarks(tmp_path) / "epoch-a.json").write_text(json.dumps({"network": "resnet-18", "ratios": ratios}))
+    of_training = times(tmp_path).of_training
+    assert of_training({"type": "SSVI", "density": 0.05}) == 1.2
+    assert of_training({"type": "MeanField", "rule": "sample"}) == 1.1
+    assert of_training({"type": "Ensemble", "members": 5}) == 5.0
+    assert math.isnan(of_training({"type": "SSVI", "density": 0.1}))
+
+
+def test_the_pictures_show_all_and_stay_small(results: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    script(monkeypatch, "headline_figures.py", results)
+    for name, texts in {
+        "reliability": ("Deterministic: ECE", "Composition, one pass: ECE"),
+        "size-nll": ("Ensemble (2)", "Composition, one pass", "SSVI 95 % (200 epochs), 3 draws"),
+    }.items():
+        path = results / f"{name}.svg"
+        drawn = [element.text or "" for element in ElementTree.parse(path).findall(".//{*}text")]
+        assert all(any(text in one for one in drawn) for text in texts)
+        assert path.stat().st_size < 100_000
+
+
+def test_names_of_points_do_not_cover_each_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    labels_at = script(monkeypatch, "headline_figures.py")["labels_at"]
+    points = [(300.0, 200.0), (302.0, 201.0), (301.0, 199.0), (600.0, 60.0)]
+    drawn = [ElementTree.fromstring(part) for part in labels_at(points, ["one", "two", "three", "a long name"])]
+    places = [(float(one.attrib["x"]), float(one.attrib["y"]), one.text or "") for one in drawn if one.tag == "text"]
+    assert [text for _, _, text in places] == ["one", "two", "three", "a long name"]
+    for number, (x, y, text) in enumerate(places):
+        assert x + 5.3 * len(text) < 640
+        for other_x, other_y, other in places[:number]:
+            assert abs(y - other_y) > 9 or x + 5 * len(text) < other_x or other_x + 5 * len(other) < x
+
+
+# -- times to predict -------------------------------------------------------------------------------------------------
+
+
+def test_passes_of_the_benchmark_are_those_of_the_models(monkeypatch: pytest.MonkeyPatch) -> None:
+    benchmark = script(monkeypatch, "one_pass.py", folder=ROOT / "benchmarks")
+    x = torch.randn(2, 1, 28, 28, generator=torch.Generator().manual_seed(0))
+    chosen = ["one pass, sparse", "one pass, shared", "30 draws, partial", "ensemble of 5"]
+    with torch.no_grad(), contextlib.ExitStack() as stack:
+        ready = benchmark["variants"]("lenet-5", chosen, benchmark["Ways"](x, "eager", stack))
+        net = benchmark["build"]("lenet-5", (1, 28, 28), 10, seed=0).eval().to(memory_format=torch.channels_last)
+        torch.testing.assert_close(ready["plain network"].run(), net(x))
+        bnn = benchmark["MODELS"]["sparse"](net).eval()
+        with bnn.using("moments"):
+            expected = bnn(x)
+        for _ in range(2):  # the weights are there for more than one pass
+            loc, variance = ready["one pass, sparse"].run()
+            torch.testing.assert_close(loc, expected.loc)
+            torch.testing.assert_close(variance, expected.variance)
+        values, _ = ready["one pass, shared"].weights()
+        assert all(isinstance(value, lb.Moments) for value in values)
+        draws = ready["30 draws, partial"].run()
+        assert len(draws) == 30
+        assert not torch.equal(draws[0], draws[1])
+        first, *others = ready["ensemble of 5"].run()
+        torch.testing.assert_close(first, net(x))
+        assert len(others) == 4
