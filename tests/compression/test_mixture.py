@@ -11,6 +11,7 @@ from torch import Tensor
 
 from leanbayes.compression import em
 from leanbayes.compression import tiles as tiles_room
+from leanbayes.compression.assignment import assign_components
 from leanbayes.compression.clustering import kmeans
 from leanbayes.compression.mixture import Mixture, blend_weights, blended
 from leanbayes.compression.tiles import Tiles
@@ -80,26 +81,35 @@ def test_lists_of_components_lose_next_to_nothing() -> None:
 
 
 def test_components_of_few_points_are_not_lost() -> None:
-    points = plane(400)  # one or two tiles, with more components each than those of many points have
+    points = plane(400)  # one or two tiles, with many components each
     tiles, mixture = fitted(points, 100)
     _, found = em.expectation(tiles, em.candidates(tiles, mixture), mixture)
     assert found > float(mixture.log_density(points).mean()) - 1e-3
-    tiles.count *= 100  # as if there were many
-    _, cut = em.expectation(tiles, em.candidates(tiles, mixture), mixture)
-    assert cut < found - 1
 
 
 def test_lists_are_cut_where_there_are_too_many_pairs(monkeypatch: pytest.MonkeyPatch) -> None:
     points = plane(20_000)
     tiles, mixture = fitted(points, 200)
     wide = Mixture(mixture.mean, 1e4 * mixture.covariance, mixture.mass)
-    assert int(em.candidates(tiles, wide, most=40).sizes.max()) == 40
-    monkeypatch.setattr(tiles_room, "_PAIRS", 3000)
-    found = em.candidates(tiles, mixture)
-    assert int(found.sizes.max()) <= em.MOST
-    assert em.expectation(tiles, found, mixture)[1] == pytest.approx(
+    assert int(em.candidates(tiles, wide).sizes.min()) > 190
+    monkeypatch.setattr(tiles_room, "_PAIRS", 2000)
+    monkeypatch.setattr(tiles_room, "_A_BOX", 40)
+    assert int(em.candidates(tiles, wide).sizes.max()) == 40
+    assert em.expectation(tiles, em.candidates(tiles, mixture), mixture)[1] == pytest.approx(
         float(mixture.log_density(points).mean()), abs=0.01
     )
+
+
+def test_points_far_out_stay_near_their_components() -> None:
+    generator = torch.Generator().manual_seed(0)
+    wide = torch.randn(20_000, 3, generator=generator).prod(1) * 0.05  # a box far out is large, and many reach it
+    points = torch.stack([wide, 0.02 * (0.3 * torch.randn(20_000, generator=generator)).exp()], 1)
+    tiles, mixture = fitted(points, 512)
+    mixture = em.fit(tiles, mixture, 3, full_steps=1)
+    labels = assign_components(tiles, mixture).labels
+    best = torch.cat([mixture.log_joint(part).argmax(1) for part in points.split(2000)])
+    assert torch.equal(labels, best)
+    assert (points - mixture.mean[labels]).abs().max() < 0.03 < wide.abs().max() / 10
 
 
 # -- EM ---------------------------------------------------------------------------------------------------------------

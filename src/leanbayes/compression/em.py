@@ -5,7 +5,6 @@ same lists from step to step, a step on all points never lowers Σ log Σ_{k in 
 more than the log-likelihood.
 """
 
-import math
 from collections.abc import Iterator
 
 import torch
@@ -17,7 +16,6 @@ from leanbayes.compression.mixture import Factors, Mixture
 from leanbayes.compression.tiles import Block, Bounds, Candidates, Tiles
 
 SLACK = 8.0
-MOST = 32  # components a tile, where these have many points each
 
 
 def densities(mixture: Mixture) -> Bounds:
@@ -44,10 +42,9 @@ def densities(mixture: Mixture) -> Bounds:
     return bounds
 
 
-def candidates(tiles: Tiles, mixture: Mixture, slack: float = SLACK, most: int = MOST) -> Candidates:
-    """Find the components that matter in each tile; where they have few points each, up to four times its own share."""
-    most = max(most, 4 * math.ceil(len(mixture) * tiles.size / tiles.count))
-    return tiles.search(len(mixture), densities(mixture), slack, most)
+def candidates(tiles: Tiles, mixture: Mixture, slack: float = SLACK) -> Candidates:
+    """Find the components that matter in each tile."""
+    return tiles.search(len(mixture), densities(mixture), slack, all_wanted=False)
 
 
 def log_joints(tiles: Tiles, found: Candidates, mixture: Mixture) -> Iterator[tuple[Block, Tensor]]:

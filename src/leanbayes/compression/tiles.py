@@ -14,7 +14,7 @@ from torch import Tensor
 
 FAN = 8
 _PER_TILE = 256  # points; about, since the tree has whole levels
-_PAIRS = 1 << 22  # of a box and a candidate: more at one level are too many where not all are wanted
+_PAIRS, _A_BOX = 1 << 22, 64  # of a box and a candidate: more at one level are too many, unless each box has few
 
 Bounds = Callable[[Tensor, Tensor, Tensor], tuple[Tensor, Tensor]]
 
@@ -95,11 +95,12 @@ class Tiles:
         out[self.order.flatten()[real]] = values.flatten(0, 1)[real]
         return out
 
-    def search(self, count: int, bounds: Bounds, slack: float = 0.0, most: int | None = None) -> "Candidates":
+    def search(self, count: int, bounds: Bounds, slack: float = 0.0, all_wanted: bool = True) -> "Candidates":
         """Find the candidates of each tile among `count` items.
 
         bounds(low, high, items) gives an upper and a lower bound of each item's score in each box. An item stays where
-        its upper bound is no more than `slack` below the highest lower bound; at most `most` of them, the best.
+        its upper bound is no more than `slack` below the highest lower bound. Unless all are wanted, only the
+        best of them stay where they would take too much memory.
         """
         device = self.x.device
         item = torch.arange(count, device=device)
@@ -112,8 +113,9 @@ class Tiles:
             best = lower.new_full((len(low),), -torch.inf).scatter_reduce_(0, box, lower, "amax")
             keep = (upper >= best[box] - slack).nonzero()[:, 0]
             box, item, upper = box[keep], item[keep], upper[keep]
-            if most is not None and (level + 1 == len(self.levels) or len(box) > _PAIRS):
-                keep = _best(box, upper, most if level + 1 == len(self.levels) else max(most, _PAIRS // len(low)))
+            most = max(_A_BOX, _PAIRS // len(low))
+            if not all_wanted and len(box) > most * len(low):
+                keep = _best(box, upper, most)
                 box, item = box[keep], item[keep]
         by = box.argsort(stable=True)
         return Candidates(item[by], torch.bincount(box, minlength=len(low)))
