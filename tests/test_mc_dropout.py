@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from pathlib import Path
+from statistics import NormalDist
 from typing import Any
 
 import pytest
@@ -11,6 +12,7 @@ from networks import CASES
 from torch import Tensor, nn
 
 import leanbayes as lb
+from leanbayes import noise
 
 
 class Functional(nn.Module):
@@ -92,6 +94,19 @@ def test_dropped_share_is_the_rate() -> None:
     torch.testing.assert_close(output.unique(), torch.tensor([0.0, 1 / 0.7]))
     assert (output == 0).float().mean().item() == pytest.approx(0.3, abs=0.01)
     assert (output == 0).float().mean(0).std().item() < 0.05  # in no column more than in others
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
+def test_masks_follow_from_the_key(dtype: torch.dtype) -> None:
+    """An input is kept where the noise of the key and of the layer is above the quantile of the rate."""
+    model = nn.Sequential(nn.Dropout(0.3), nn.Identity())
+    model.register_parameter("unused", nn.Parameter(torch.zeros(1, dtype=dtype)))
+    bnn, x = lb.bayesianize(model, lb.MCDropout()), torch.randn(20, 30, dtype=dtype)
+    kept = noise.normal(torch.empty(20, 30), noise.make_key(3), 1) > NormalDist().inv_cdf(0.3)
+    with bnn.frozen(3):
+        output = bnn(x)
+    assert output.dtype == dtype
+    torch.testing.assert_close(output, torch.where(kept, x / 0.7, 0.0))
 
 
 def test_layers_have_masks_of_their_own() -> None:

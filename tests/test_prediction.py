@@ -9,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from networks import CASES
 from torch import Tensor, distributions, nn
+from torch.utils._python_dispatch import TorchDispatchMode
 
 import leanbayes as lb
 from leanbayes.bayesian import BayesianModel
@@ -262,6 +263,67 @@ def test_tensors_that_are_not_of_the_batch_stay_whole(shared: Tensor, budget: in
     pred = bnn.predict((a, b, shared), rule="mean", memory_budget=budget, keep_outputs=True)
     with torch.no_grad(), bnn.using("mean"):
         torch.testing.assert_close(pred.outputs[0], bnn(a, b, shared))
+
+
+POSTERIORS: dict[str, Any] = {
+    "mean-field": lb.MeanField(init_std=0.3),
+    "row": lb.VDP(variance="row", rule="sample"),
+    "partial": lb.PBN(rate=0.2),
+    "subspace": lb.SSVI(density=0.2),
+    **{
+        f"shared, {sampling}": lb.WeightSharing(8, border=2.0, sampling=sampling, rule="sample")
+        for sampling in ("independent", "hierarchical", "tied")
+    },
+}
+
+
+def outputs_of_samples(bnn: BayesianModel, x: Tensor, draws: int) -> Tensor:
+    """What the network gives for weights that the posterior samples one after the other."""
+    source, outputs = generator(), []
+    with torch.no_grad():
+        for _ in range(draws):
+            with bnn.holding(bnn.posterior.sample(bnn.next_draw(source).key)) as network:
+                outputs.append(network(x))
+    return torch.stack(outputs)
+
+
+@pytest.mark.parametrize("autocast", [False, True])
+@pytest.mark.parametrize("name", POSTERIORS)
+def test_what_draws_share_changes_no_bit(name: str, autocast: bool) -> None:
+    x = CASES["mlp"].example()
+    data = [(x, torch.arange(len(x)) % 3)] if name.startswith(("partial", "shared")) else None
+    before = lb.bayesianize(CASES["mlp"].build(), lb.MeanField(init_std=0.3))
+    bnn = lb.bayesianize(before, POSTERIORS[name], data=data).eval()
+    with torch.autocast("cpu", torch.bfloat16, enabled=autocast):
+        pred = bnn.predict(x, samples=3, rule="sample", generator=generator(), keep_outputs=True)
+        assert pred.outputs.equal(outputs_of_samples(bnn, x, 3))
+
+
+@pytest.mark.parametrize("name", ["mean-field", "row"])
+def test_what_draws_share_is_computed_once_and_not_kept(name: str) -> None:
+    class Softplus(TorchDispatchMode):
+        calls = 0
+
+        def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            Softplus.calls += func is torch.ops.aten.softplus.default
+            return func(*args, **(kwargs or {}))
+
+    x = CASES["mlp"].example()
+    bnn = lb.bayesianize(CASES["mlp"].build(), POSTERIORS[name]).eval()
+    with Softplus():
+        bnn.predict(x, samples=5, rule="sample")
+    assert Softplus.calls == 1
+    mu, rho = (bnn.posterior.get_parameter(name) for name in ("mu", "rho"))
+    with torch.no_grad():
+        mu.fill_(torch.nan)
+        with pytest.raises(lb.LeanBayesError):
+            bnn.predict(x, samples=5, rule="sample")
+        mu.fill_(0.1)
+        rho.add_(1)
+        with bnn.drawn(generator=generator()) as call:
+            assert call(x).equal(outputs_of_samples(bnn, x, 1)[0])
+    pred = bnn.predict(x, samples=2, rule="sample", generator=generator(), keep_outputs=True)
+    assert pred.outputs.equal(outputs_of_samples(bnn, x, 2))
 
 
 @pytest.mark.parametrize("fails", [False, True])

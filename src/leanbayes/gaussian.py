@@ -112,6 +112,11 @@ def draw(mean: Tensor, rho: Tensor, key: Tensor) -> Tensor:
     return _Draw.apply(mean, rho, key, None, None, 1.0, False)[0]
 
 
+def std_of_draws(rho: Tensor) -> Tensor | None:
+    """Return softplus(ρ), which many a `draw` may share; None where a kernel makes it on the way."""
+    return None if kernels.usable(rho) else F.softplus(rho)
+
+
 def draw_and_kl(mean: Tensor, rho: Tensor, key: Tensor, prior: NormalTerms) -> tuple[Tensor, Tensor]:
     """Draw, and the exact KL to a Gaussian prior, in one pass over the weights."""
     return _Draw.apply(mean, rho, key, prior.loc, *_scales(prior), True)

@@ -5,6 +5,7 @@ Probabilities are averaged over the draws, never logits. Total uncertainty is sp
     regression:     Var[y] = E[noise variance] (aleatoric) + Var[mean] (epistemic).
 """
 
+import contextlib
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -177,7 +178,7 @@ def predict(
     """Run the draws one after the other, each over the whole batch in as few passes as the memory budget allows."""
     rows = _count_rows(x)
     outputs = []
-    with torch.no_grad(), bnn.using(rule or bnn.current_rule), evaluation_mode(bnn):
+    with torch.no_grad(), bnn.using(rule or bnn.current_rule), evaluation_mode(bnn), _steady(bnn):
         draws = draws_of(bnn, samples, generator)
         step = _rows_within_budget(bnn, x, draws[0], rows, memory_budget)
         accumulator = bnn.likelihood.accumulator()
@@ -214,6 +215,12 @@ def draws_of(bnn: "BayesianModel", samples: int | None, generator: torch.Generat
         raise LeanBayesError(f"samples={samples} must be {allowed}.")
     _warn_of_other_noise(bnn)
     return [bnn.next_draw(generator, number) for number in range(samples)]
+
+
+def _steady(bnn: "BayesianModel") -> contextlib.AbstractContextManager[None]:
+    """Let draws of the weights share what they can; a rule without noise, or with noise of examples, draws none."""
+    draws = bnn.current_rule.random and not bnn.noise_per_example
+    return bnn.posterior.steady() if draws else contextlib.nullcontext()
 
 
 def _warn_of_other_noise(bnn: "BayesianModel") -> None:

@@ -151,7 +151,7 @@ class _SeededDropout(TorchFunctionMode):
             return x
         dims = x.dim() if kept_dims is None else x.dim() - kept_dims
         shape = (*x.shape[:dims], *[1] * (x.dim() - dims))
-        return x * noise.keep_mask(x, shape, rate, self.source.key, self.source.next_stream())
+        return x * _mask(x, shape, rate, self.source.key, self.source.next_stream())
 
     def _attention(self, q: Tensor, k: Tensor, v: Tensor, attn_mask: Tensor | None = None, dropout_p: float = 0.0,
                    is_causal: bool = False, scale: float | None = None, **kwargs: Any) -> Tensor:  # fmt: skip
@@ -161,6 +161,15 @@ class _SeededDropout(TorchFunctionMode):
         identity = torch.eye(k.shape[-2], dtype=q.dtype, device=q.device).expand(*k.shape[:-1], k.shape[-2])
         weights = F.scaled_dot_product_attention(q, k, identity, attn_mask, 0.0, is_causal, scale=scale, **kwargs)
         return self._dropped(weights, dropout_p, None) @ v
+
+
+def _mask(like: Tensor, shape: tuple[int, ...], rate: float, key: Tensor, stream: int) -> Tensor:
+    """Draw a mask: 1/(1 - rate) with probability 1 - rate, else 0; the noise turns into it in place."""
+    if rate >= 1:
+        return like.new_zeros(shape)
+    draws = noise.normal(like.new_empty(shape, dtype=torch.float32), key, stream)
+    quantile = torch.special.ndtri(torch.tensor(rate, dtype=torch.float64))  # one on a GPU would have to be waited for
+    return draws.ge_(quantile).to(like.dtype).div_(1.0 - rate)
 
 
 # How many last dimensions share a mask: the channel-wise dropouts drop whole maps.

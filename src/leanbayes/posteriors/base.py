@@ -1,10 +1,13 @@
 """What every posterior offers; a new one is a subclass in a file of its own."""
 
+import contextlib
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
+from leanbayes import noise
 from leanbayes.layout import Layout
 
 
@@ -16,6 +19,7 @@ class Posterior(nn.Module):
     """
 
     sizes_vary: bool = False  # whether its tensors may have other lengths in a file than a new one has
+    _steady_std: Tensor | None = None  # what draws share, while it is steady
 
     def __init__(self, layout: Layout) -> None:
         super().__init__()
@@ -35,7 +39,24 @@ class Posterior(nn.Module):
 
     def draw(self, key: Tensor) -> Sequence[Any]:
         """One draw as a value for each slot; a subclass may give some that layers multiply by faster than tensors."""
-        return self.layout.split(self.sample(key))
+        if self._steady_std is None:
+            return self.layout.split(self.sample(key))
+        mean = self.mean()
+        epsilon = noise.normal(mean, key)
+        return self.layout.split(torch.addcmul(mean, self._steady_std, epsilon, out=epsilon))
+
+    @contextlib.contextmanager
+    def steady(self) -> Iterator[None]:
+        """Promise draws that no parameter changes inside the block, and that no gradient is asked for."""
+        before, self._steady_std = self._steady_std, self.std_of_draws()
+        try:
+            yield
+        finally:
+            self._steady_std = before
+
+    def std_of_draws(self) -> Tensor | None:
+        """Return σ of all weights if that saves time, and a draw is E[w] + σ·ε(key) to the last bit; else None."""
+        return None
 
     def centre(self) -> Sequence[Any]:
         """The mean as a value for each slot, as `draw` gives them."""

@@ -37,6 +37,10 @@ class MeanFieldPosterior(Posterior):
         """Draw μ + σ·ε."""
         return gaussian.draw(self.mu, self.rho, key)
 
+    def std_of_draws(self) -> Tensor | None:
+        """Return σ."""
+        return gaussian.std_of_draws(self.rho)
+
     def perturbation(self, key: Tensor) -> Tensor:
         """Draw σ·ε."""
         return gaussian.draw(torch.zeros_like(self.mu), self.rho, key)

@@ -63,6 +63,10 @@ class RowPosterior(Posterior):
         """Draw μ + σ·ε, with an ε for every weight."""
         return gaussian.draw(self.mu, self.spread(self.rho), key)
 
+    def std_of_draws(self) -> Tensor | None:
+        """Return σ."""
+        return gaussian.std_of_draws(self.spread(self.rho))
+
     @property
     def kl_kind(self) -> str:
         """Exact for a Gaussian prior."""

@@ -229,12 +229,11 @@ class SharedPosterior(Posterior):
 
     def _hierarchical(self, std: Tensor, key: Tensor) -> Tensor:
         """Draw δμ + (σ + δσ)·ε with (δμ, δσ) ~ N(0, Σ) of the code; std: of the weights, for the blended ones."""
-        width = self.spread(F.softplus(self.rho))
-        rows = F.pad(self.factors, (0, 0, 0, 1))[self.labels.clamp_max(len(self.rho))]
+        width, *factors = (self.spread(part) for part in (F.softplus(self.rho), *self.factors.unbind(1)))
         if len(self.blended):
             width = width.index_copy(0, self.blended, std[self.blended])
-            rows = rows.index_fill(0, self.blended, 0.0)
-        first, across, second = rows.unbind(1)
+            factors = [factor.index_fill(0, self.blended, 0.0) for factor in factors]
+        first, across, second = factors
         own_mean, own_std = noise.normal(std, key, _MEAN), noise.normal(std, key, _STD)
         return first * own_mean + (width + across * own_mean + second * own_std) * noise.normal(std, key)
 
