@@ -3,8 +3,11 @@ VENV := .venv
 MODELS_VENV := .venv-models
 BIN := $(VENV)/bin
 
-# One thread per test worker: more workers than threads to run them on only slow each other down.
-ONE_THREAD := OMP_NUM_THREADS=1 MKL_NUM_THREADS=1
+# One thread per test worker: more workers than threads to run them on only slow each other down. Compiled modules are
+# kept, whatever the environment says: tests start many processes, each of which would compile them anew.
+TEST := OMP_NUM_THREADS=1 MKL_NUM_THREADS=1 PYTHONDONTWRITEBYTECODE=
+# A worker that is done takes tests from the others; until then each stays with its files, and their fixtures.
+WORKERS := -n logical --dist worksteal
 PIP_INSTALL := -m pip install --quiet --disable-pip-version-check -c constraints.txt
 
 .DEFAULT_GOAL := help
@@ -17,11 +20,11 @@ demo: $(VENV)/.stamp ## train every method on handwritten digits with three seed
 	OMP_WAIT_POLICY=passive $(BIN)/leanbayes compare --seeds 3 --jobs 2 --look.shift-examples 200 --overwrite
 
 test: $(VENV)/.stamp ## run the tests
-	$(ONE_THREAD) $(BIN)/python -m pytest -n logical
+	$(TEST) $(BIN)/python -m pytest $(WORKERS)
 
 # The addopts of pyproject.toml, less the one that leaves this folder out.
 test-models: $(MODELS_VENV)/.stamp ## run the tests on networks of torchvision and timm
-	$(ONE_THREAD) $(MODELS_VENV)/bin/python -m pytest -o addopts="--strict-markers --strict-config" -m "not slow" -n logical tests/models
+	$(TEST) $(MODELS_VENV)/bin/python -m pytest -o addopts="--strict-markers --strict-config" -m "not slow" $(WORKERS) tests/models
 
 lint: $(VENV)/.stamp ## check style, format and types
 	$(BIN)/ruff check

@@ -235,7 +235,7 @@ CASES = {
         Case("vit_mha", seeded(vit_mha), floats(3, 8, 8), 5),
         Case("vit_timm", seeded(vit_timm), floats(3, 8, 8), 5),
         Case("autoencoder", seeded(autoencoder), floats(3, 8, 8), 2),
-        Case("lstm", seeded(LSTMClassifier), floats(5, 6), 3),
+        Case("lstm", seeded(LSTMClassifier), floats(3, 6), 3),
         Case("language_model", seeded(lambda: LanguageModel(11, 16, 6)), tokens(6, 11), 11),
         Case("conv1d", seeded(conv1d), floats(3, 12), 3),
         Case("conv3d", seeded(conv3d), floats(2, 4, 4, 4), 3),

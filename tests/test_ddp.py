@@ -2,6 +2,7 @@
 
 import os
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -15,6 +16,7 @@ from torch.nn.parallel import DistributedDataParallel
 import leanbayes as lb
 
 STEPS, WORLD = 3, 2
+TRAINED = [name for name in ROWS if "prior" not in name]
 
 
 def build(row: str) -> tuple[lb.BayesianModel, Tensor, Tensor, torch.optim.Optimizer]:
@@ -29,9 +31,18 @@ def state_after(bnn: lb.BayesianModel) -> dict[str, Tensor]:
     return {name: p.detach().clone() for name, p in bnn.named_parameters()}
 
 
-def worker(rank: int, folder: str, row: str) -> None:
+def worker(rank: int, folder: str) -> None:
     torch.set_num_threads(1)
     dist.init_process_group("gloo", init_method=f"file://{folder}/meet", rank=rank, world_size=WORLD)
+    for row in TRAINED:
+        torch.save(train(rank, row), f"{folder}/{row}-{rank}.pt")
+    dist.barrier()
+    dist.destroy_process_group()
+    os._exit(0)  # torch's threads may abort while the interpreter takes itself down; the test is over by then
+
+
+def train(rank: int, row: str) -> dict[str, Any]:
+    """The parameters of a row after a few steps in this process and the other, and its losses here."""
     bnn, x, y, optimiser = build(row)
     model = DistributedDataParallel(bnn)
     half = slice(rank * len(x) // WORLD, (rank + 1) * len(x) // WORLD)
@@ -42,17 +53,20 @@ def worker(rank: int, folder: str, row: str) -> None:
         loss.backward()
         optimiser.step()
         losses.append(loss.detach())
-    torch.save({"state": state_after(bnn), "losses": torch.stack(losses)}, f"{folder}/{rank}.pt")
-    dist.barrier()
-    del model
-    dist.destroy_process_group()
-    os._exit(0)  # torch's threads may abort while the interpreter takes itself down; the test is over by then
+    return {"state": state_after(bnn), "losses": torch.stack(losses)}
 
 
-@pytest.mark.parametrize("row", [name for name in ROWS if "prior" not in name])
-def test_two_processes_train_as_one(row: str, tmp_path: Path) -> None:
-    spawn(worker, (str(tmp_path), row), nprocs=WORLD)
-    ranks = [torch.load(tmp_path / f"{rank}.pt") for rank in range(WORLD)]
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """What two processes have made of all rows, one after the other: to start them takes seconds."""
+    folder = tmp_path_factory.mktemp("trained")
+    spawn(worker, (str(folder),), nprocs=WORLD)
+    return folder
+
+
+@pytest.mark.parametrize("row", TRAINED)
+def test_two_processes_train_as_one(row: str, trained: Path) -> None:
+    ranks = [torch.load(trained / f"{row}-{rank}.pt") for rank in range(WORLD)]
     bnn, x, y, optimiser = build(row)
     losses = torch.zeros(WORLD, STEPS)
     for step in range(STEPS):

@@ -58,8 +58,8 @@ def test_the_experiments_run_on_a_comparison(
 ) -> None:
     write_mnist(tmp_path)
     runs, out, figures = tmp_path / "runs", tmp_path / "vdp.json", tmp_path / "figures"
-    words = f"--data mnist --model lenet-5 --root {tmp_path} --out {runs} --epochs 1 --batch-size 22 --seeds 2 --quiet "
-    words += f"--look.shifts noise --look.shift-examples {IMAGES} --no-report --device cpu"
+    words = f"--data mnist --model mlp --model-options hidden=[8] --root {tmp_path} --out {runs} --seeds 2 --quiet "
+    words += f"--epochs 1 --batch-size 22 --look.shifts noise --look.shift-examples {IMAGES} --no-report --device cpu"
     assert main(["compare", *METHODS, *words.split(), "--ood"]) == 0
     words = f"{runs} --root {tmp_path} --out {out} --figures {figures} --examples {IMAGES} --draws 2 --covariance 1"
     examine(monkeypatch, *words.split(), "--device", "cpu", "--no-explain")

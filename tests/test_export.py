@@ -12,7 +12,7 @@ import onnxruntime
 import pytest
 import torch
 import torch.nn.functional as F
-from networks import Attention, ResNet
+from networks import Attention, ResidualBlock
 from torch import Tensor, nn
 
 import leanbayes as lb
@@ -37,28 +37,19 @@ class UNet(nn.Module):
         return self.head(torch.cat([fine, up], dim=1))
 
 
-class Transformer(nn.Module):
-    """A class token beside patches or words, and one layer of attention."""
+class VisionTransformer(nn.Module):
+    """A class token beside patches, and one layer of attention."""
 
-    def __init__(self, embed: nn.Module, length: int) -> None:
+    def __init__(self) -> None:
         super().__init__()
-        self.embed = embed
-        self.token, self.positions = nn.Parameter(torch.randn(1, 1, 8)), nn.Parameter(torch.randn(1, length + 1, 8))
+        self.embed = nn.Conv2d(3, 8, 4, stride=4)
+        self.token, self.positions = nn.Parameter(torch.randn(1, 1, 8)), nn.Parameter(torch.randn(1, 5, 8))
         self.norm, self.attention, self.head = nn.LayerNorm(8), Attention(8, 2), nn.Linear(8, 3)
 
     def forward(self, x: Tensor) -> Tensor:
-        x = self.embed(x)
+        x = self.embed(x).flatten(2).transpose(1, 2)
         x = torch.cat([self.token.expand(x.shape[0], -1, -1), x], dim=1) + self.positions
         return self.head((x + self.attention(self.norm(x)))[:, 0])
-
-
-def vit() -> nn.Module:
-    return Transformer(nn.Sequential(nn.Conv2d(3, 8, 4, stride=4), nn.Flatten(2), Transposed()), 4)
-
-
-class Transposed(nn.Module):
-    def forward(self, x: Tensor) -> Tensor:
-        return x.transpose(1, 2)
 
 
 class Sum(nn.Module):
@@ -75,6 +66,10 @@ class Sum(nn.Module):
 def lenet() -> nn.Module:
     layers = nn.Conv2d(1, 4, 5), nn.ReLU(), nn.MaxPool2d(2), nn.Flatten(), nn.Linear(16, 8), nn.ReLU(), nn.Linear(8, 3)
     return nn.Sequential(*layers)
+
+
+def resnet() -> nn.Module:
+    return nn.Sequential(ResidualBlock(3, 4, 2), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(4, 3))
 
 
 def mlp(outputs: int = 2) -> nn.Module:
@@ -113,8 +108,8 @@ def assert_predicts(outputs: dict[str, Tensor], bnn: lb.BayesianModel, x: Tensor
 
 NETWORKS: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...], str]] = {
     "lenet": (lenet, (1, 8, 8), "input"),
-    "resnet": (ResNet, (3, 8, 8), "x"),
-    "vit": (vit, (3, 8, 8), "x"),
+    "resnet": (resnet, (3, 8, 8), "input"),
+    "vit": (VisionTransformer, (3, 8, 8), "x"),
     "unet": (UNet, (1, 8, 8), "image"),
 }
 
@@ -136,9 +131,10 @@ def test_a_file_predicts_as_the_library_does(name: str, tmp_path: Path) -> None:
 
 
 def test_a_file_takes_tokens(tmp_path: Path) -> None:
-    bnn = lb.bayesianize(Transformer(nn.Embedding(7, 8), 5), lb.MeanField(init_std=0.2)).eval()
+    network = nn.Sequential(nn.Embedding(7, 8), nn.Flatten(), nn.Linear(40, 3))
+    bnn = lb.bayesianize(network, lb.MeanField(init_std=0.2)).eval()
     made = lb.export_onnx(bnn, tmp_path / "a.onnx", torch.randint(7, (1, 5)))
-    assert made.inputs == ("x",)
+    assert made.inputs == ("input",)
     for rows in (2, 5):
         ids = torch.randint(7, (rows, 5))
         assert_predicts(onnx_outputs(made.path, ids), bnn, ids)

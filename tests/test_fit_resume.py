@@ -69,6 +69,20 @@ def same_run(found: Path, expected: Path) -> None:
     assert one["status"] == other["status"] == "finished"
 
 
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A training that nothing has stopped, to compare with."""
+    folder = tmp_path_factory.mktemp("whole") / "run"
+    run_mlp(lb.MeanField(), folder)
+    return folder
+
+
+@pytest.fixture
+def finished(whole: Path, tmp_path: Path) -> Path:
+    """A copy of it."""
+    return Path(shutil.copytree(whole, tmp_path / "run"))
+
+
 # -- killed -----------------------------------------------------------------------------------------------------------
 
 
@@ -152,13 +166,12 @@ def test_the_same_command_goes_on_after_a_kill(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_a_signal_is_met_after_the_step_with_a_checkpoint(number: int, tmp_path: Path) -> None:
-    run_mlp(lb.MeanField(), tmp_path / "whole")
+def test_a_signal_is_met_after_the_step_with_a_checkpoint(number: int, tmp_path: Path, whole: Path) -> None:
     assert finish(start(run_signalled, number, 9, tmp_path / "stopped")) == 0
     assert "step 10" in (tmp_path / "stopped" / "said.txt").read_text()
     assert checkpoints(tmp_path / "stopped") == ["step-000000010"]
     run_mlp(lb.MeanField(), tmp_path / "stopped")
-    same_run(tmp_path / "stopped", tmp_path / "whole")
+    same_run(tmp_path / "stopped", whole)
 
 
 # -- stopped by an error ----------------------------------------------------------------------------------------------
@@ -260,13 +273,12 @@ def test_a_run_that_was_stopped_when_all_steps_were_done_is_finished(tmp_path: P
         ({"notes": {"place": "another"}}, ["place", "another"]),
     ],
 )
-def test_the_folder_of_another_run_is_refused(settings: dict[str, Any], words: list[str], tmp_path: Path) -> None:
+def test_the_folder_of_another_run_is_refused(settings: dict[str, Any], words: list[str], finished: Path) -> None:
     settings = dict(settings)
     method = settings.pop("method", lb.MeanField())
-    run_mlp(lb.MeanField(), tmp_path)
-    before = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
-    expect(lambda: run_mlp(method, tmp_path, **settings), str(tmp_path), *words)
-    assert {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()} == before
+    before = {path: path.read_bytes() for path in finished.rglob("*") if path.is_file()}
+    expect(lambda: run_mlp(method, finished, **settings), str(finished), *words)
+    assert {path: path.read_bytes() for path in finished.rglob("*") if path.is_file()} == before
 
 
 def other_data() -> Any:
@@ -279,22 +291,19 @@ def other_data() -> Any:
     [{"data": other_data()}, {"select": lambda name, _: "2" in name}, {"likelihood": lb.Categorical(ignore_index=7)}],
     ids=lambda arguments: next(iter(arguments)),
 )
-def test_the_folder_of_a_run_on_other_things_is_refused(arguments: dict[str, Any], tmp_path: Path) -> None:
-    run_mlp(lb.MeanField(), tmp_path)
+def test_the_folder_of_a_run_on_other_things_is_refused(arguments: dict[str, Any], finished: Path) -> None:
     given = {"data": task(clusters()), **arguments}
-    expect(lambda: fit(mlp(), lb.MeanField(), out=tmp_path, **{**SETTINGS, **given}), str(tmp_path))
+    expect(lambda: fit(mlp(), lb.MeanField(), out=finished, **{**SETTINGS, **given}), str(finished))
 
 
-def test_another_activation_is_another_network(tmp_path: Path) -> None:
-    run_mlp(lb.MeanField(), tmp_path)
+def test_another_activation_is_another_network(finished: Path) -> None:
     network = nn.Sequential(nn.Linear(6, 16), nn.Tanh(), nn.Linear(16, 3))
-    expect(lambda: fit(network, lb.MeanField(), task(clusters()), out=tmp_path, **SETTINGS), "architecture")
+    expect(lambda: fit(network, lb.MeanField(), task(clusters()), out=finished, **SETTINGS), "architecture")
 
 
-def test_checkpoints_without_a_record_are_refused(tmp_path: Path) -> None:
-    run_mlp(lb.MeanField(), tmp_path)
-    (tmp_path / "run.json").unlink()
-    expect(lambda: run_mlp(lb.MeanField(), tmp_path, seed=1), "run.json", "overwrite")
+def test_checkpoints_without_a_record_are_refused(finished: Path) -> None:
+    (finished / "run.json").unlink()
+    expect(lambda: run_mlp(lb.MeanField(), finished, seed=1), "run.json", "overwrite")
 
 
 def test_notes_of_any_plain_kind_do_not_make_another_run(tmp_path: Path) -> None:
@@ -303,35 +312,33 @@ def test_notes_of_any_plain_kind_do_not_make_another_run(tmp_path: Path) -> None
     assert_equal_models(run_mlp(lb.MeanField(), tmp_path, notes=notes), first)
 
 
-def test_overwriting_starts_anew(tmp_path: Path) -> None:
+def test_overwriting_starts_anew(tmp_path: Path, whole: Path) -> None:
     run_mlp(lb.MeanField(), tmp_path, seed=1)
     (tmp_path / "mine.txt").write_text("not of the run")
-    run_mlp(lb.MeanField(), tmp_path / "fresh")
     run_mlp(lb.MeanField(), tmp_path, overwrite=True)
-    same_run(tmp_path, tmp_path / "fresh")
+    same_run(tmp_path, whole)
     assert (tmp_path / "mine.txt").exists()
     first = run_mlp(lb.MeanField(), tmp_path, seed=2, overwrite=True)
-    assert not models_equal(first, lb.load(tmp_path / "fresh" / MODEL, mlp()))
+    assert not models_equal(first, lb.load(whole / MODEL, mlp()))
 
 
 # -- files ------------------------------------------------------------------------------------------------------------
 
 
-def test_what_a_killed_process_left_half_written_is_ignored_and_removed(tmp_path: Path) -> None:
-    run_mlp(lb.MeanField(), tmp_path / "whole")
+def test_what_a_killed_process_left_half_written_is_ignored_and_removed(tmp_path: Path, whole: Path) -> None:
     with stopped_at(10):
         run_mlp(lb.MeanField(), tmp_path / "stopped", checkpoint_steps=4)
     folder = tmp_path / "stopped" / "checkpoints"
     (folder / "step-000000009.part").mkdir()
     (folder / "step-000000009.part" / MODEL).write_bytes(b"half of it")
     run_mlp(lb.MeanField(), tmp_path / "stopped", checkpoint_steps=4)
-    same_run(tmp_path / "stopped", tmp_path / "whole")
+    same_run(tmp_path / "stopped", whole)
     assert not list(folder.glob("*.part"))
 
 
 @pytest.mark.parametrize("file", [MODEL, "training.pt"])
 @pytest.mark.parametrize("damage", ["cut", "empty", "missing", "garbage"])
-def test_a_damaged_checkpoint_is_named(file: str, damage: str, tmp_path: Path) -> None:
+def test_a_damaged_checkpoint_is_named(file: str, damage: str, tmp_path: Path, whole: Path) -> None:
     with stopped_at(10):
         run_mlp(lb.MeanField(), tmp_path, checkpoint_steps=4)
     path = tmp_path / "checkpoints" / "step-000000008" / file
@@ -346,8 +353,7 @@ def test_a_damaged_checkpoint_is_named(file: str, damage: str, tmp_path: Path) -
     )  # fmt: skip
     shutil.rmtree(path.parent)  # as the error says; the one before it is still there
     run_mlp(lb.MeanField(), tmp_path, checkpoint_steps=4)
-    run_mlp(lb.MeanField(), tmp_path / "whole")
-    same_run(tmp_path, tmp_path / "whole")
+    same_run(tmp_path, whole)
 
 
 @pytest.mark.parametrize("content", ["", "{", "[]", '{"config": {}}', '{"config": 3, "history": []}', "\xff"])
@@ -356,17 +362,15 @@ def test_a_damaged_record_is_named(content: str, tmp_path: Path) -> None:
     expect(lambda: run_mlp(lb.MeanField(), tmp_path), "run.json", kind=lb.FileFormatError)
 
 
-def test_a_record_without_a_status_is_named(tmp_path: Path) -> None:
-    run_mlp(lb.MeanField(), tmp_path)
-    record = tmp_path / "run.json"
+def test_a_record_without_a_status_is_named(finished: Path) -> None:
+    record = finished / "run.json"
     record.write_text(record.read_text().replace('"status"', '"state"'))
-    expect(lambda: run_mlp(lb.MeanField(), tmp_path), "run.json", kind=lb.FileFormatError)
+    expect(lambda: run_mlp(lb.MeanField(), finished), "run.json", kind=lb.FileFormatError)
 
 
-def test_the_model_of_another_network_is_refused(tmp_path: Path) -> None:
-    run_mlp(lb.MeanField(), tmp_path)
+def test_the_model_of_another_network_is_refused(finished: Path) -> None:
     network = nn.Sequential(nn.Linear(6, 7), nn.ReLU(), nn.Linear(7, 3))
-    expect(lambda: fit(network, lb.MeanField(), task(clusters()), out=tmp_path, **SETTINGS), "architecture")
+    expect(lambda: fit(network, lb.MeanField(), task(clusters()), out=finished, **SETTINGS), "architecture")
 
 
 @pytest.mark.parametrize("overwrite", [False, True])

@@ -1,5 +1,6 @@
 """Small tasks, networks and methods for the tests of training, and processes of their own to run it in."""
 
+import gc
 import json
 import multiprocessing
 import os
@@ -264,6 +265,7 @@ def start(function: Callable[..., Any], *args: Any, **kwargs: Any) -> BaseProces
 
 def _run(function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
     torch.set_num_threads(1)
+    gc.freeze()  # as in conftest.py
     code = 0
     try:
         function(*args, **kwargs)

@@ -1,8 +1,6 @@
 """What every test of the command line starts from, and finished runs to look at."""
 
-import gc
 import importlib
-from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -14,13 +12,10 @@ from leanbayes.cli import main
 
 
 @pytest.fixture(scope="session", autouse=True)
-def _imported() -> Iterator[None]:
-    """Keep what a training imports out of the garbage collection that ends it: half of the time of a small one."""
+def _imported() -> None:
+    """Have what a training imports before the first garbage collection, which then is kept out of the others."""
     for name in ("torch._dynamo", "torch.utils.tensorboard"):
         importlib.import_module(name)
-    gc.freeze()
-    yield
-    gc.unfreeze()
 
 
 @pytest.fixture(autouse=True)

@@ -237,7 +237,7 @@ def test_dense_flops_are_those_that_torch_counts(name: str) -> None:
 def test_flops_of_an_lstm() -> None:
     bnn, x = model("lstm", lb.MeanField())
     gates = 2 * 4 * 8 * ((6 + 8) + (16 + 8))  # both directions, of two layers
-    assert count_flops(bnn, x, 1).dense == 2 * 4 * (5 * gates + 16 * 3)
+    assert count_flops(bnn, x, 1).dense == 2 * 4 * (3 * gates + 16 * 3)
 
 
 def test_flops_of_resnet18() -> None:
