@@ -41,7 +41,7 @@ after.
 ## A whole epoch on a GPU
 
 `lb.fit` on random images of CIFAR-10's size and number, by the recipe of experiments/cifar10_resnet18.yaml: data,
-augmentation, both optimisers and logging included. The two take turns epoch by epoch.
+augmentation, both optimisers and logging included. They take turns epoch by epoch.
 
 {epoch}
 
@@ -149,10 +149,18 @@ def epoch() -> str:
     for name, seconds in record["epoch_seconds"].items():
         middle = statistics.median(seconds)
         lines.append(f"| {name} | {middle:.2f} ({min(seconds):.2f} to {max(seconds):.2f}) |")
-    pairs = len(record["epoch_seconds"]["mean-field"])
-    return "\n".join(
-        [*lines, f"\nMean-field takes {record['ratio']:.2f} times as long: the median over {pairs} pairs."]
-    )
+    ratios = record.get("ratios") or {"mean-field": record["ratio"]}
+    told = [
+        f"{name} {ratio:.2f} times as long as the plain one"
+        for name, ratio in ratios.items()
+        if name != "deterministic"
+    ]
+    told += [
+        f"exchanges of weights are {share:.1%} of {name}"
+        for name, share in record.get("exchange_shares", {}).items()
+        if share
+    ]
+    return "\n".join([*lines, f"\nMedians over pairs of epochs: {', '.join(told)}."])
 
 
 def of_lenet() -> str:
@@ -253,7 +261,14 @@ def of_peers() -> str:
 
 if __name__ == "__main__":
     page = PAGE.format(
-        gpu=steps("step-resnet18", "step-moments-resnet18", "step-moments-graphs", "step-partial-graphs", "step-mlp"),
+        gpu=steps(
+            "step-resnet18",
+            "step-moments-resnet18",
+            "step-moments-graphs",
+            "step-partial-graphs",
+            "step-methods-graphs",
+            "step-mlp",
+        ),
         cpu=steps("step-cpu"),
         moved=moved(),
         peers=of_peers(),

@@ -27,9 +27,10 @@ STEPS = 2 * (HEIGHT // SIZE)  # half lines that a name may be away from its poin
 
 
 def reliability(groups: Sequence[Group]) -> Figure | None:
-    """Draw how often answers of a given confidence are right: the plain network, and the composition in one pass."""
-    plain = most_trained(group for group in groups if group.label == "Deterministic")
-    shown = [group for group in (plain, composed(groups)) if group is not None]
+    """Draw how often answers of a given confidence are right: the plain network, and the composition."""
+    plain, after = most_trained(group for group in groups if group.label == "Deterministic"), composed(groups)
+    draws = [group for group in groups if after is not None and group.name == after.name and "draws" in group.way]
+    shown = [group for group in (plain, after, *draws[:1]) if group is not None]
     if not shown:
         return None
     lines = [Series("as sure as it should be", (0.0, 1.0), (0.0, 1.0))]

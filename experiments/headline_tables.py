@@ -92,8 +92,11 @@ class Group(NamedTuple):
 
 
 def headline_tables(folder: Path, benchmarks: Path) -> Iterator[str]:
-    """Lay out what `headline.py` has found: a table a task, then targets and pictures."""
+    """Lay out what `headline.py` has found, and baselines beside it: a table a task, then targets and pictures."""
     records = [json.loads(path.read_text()) for path in sorted(folder.glob("*.json"))]
+    compared = [read(path) for path in sorted(folder.parent.glob("*_methods.json"))] if records else []
+    known = {row["name"] for record in records for row in record["results"]}
+    records += [of_baselines(record, known) for record in compared]
     tasks = dict.fromkeys(task_of(record) for record in records)
     for task in tasks:
         found = [record for record in records if task_of(record) == task]
@@ -106,6 +109,39 @@ def headline_tables(folder: Path, benchmarks: Path) -> Iterator[str]:
                 yield "\n".join(["Targets:\n", *lines])
     for path in sorted(folder.glob("*.svg")):
         yield f"![{path.stem}](../experiments/results/headline/{path.name})"
+
+
+def of_baselines(record: Row, known: Iterable[str]) -> Row:
+    """Bring those of a comparison, which predict in one way alone, into the form of `headline.py`."""
+    rows = []
+    for one in record["results"]:
+        method, costs = one["method"], one["costs"]
+        names = {"MCDropout": "MC dropout", "Ensemble": f"Ensemble ({method.get('members')})"}
+        name = names.get(method["type"])
+        if name is None or name in known:
+            continue
+        corrupted = [level["scores"]["nll"] for level in one["shifts"] if level["family"] == "corruptions"]
+        figures = {
+            **one["scores"],
+            **{f"ood:{data}": found["by"]["entropy"]["auroc"] for data, found in one["ood"].items()},
+            "corruptions:nll": statistics.fmean(corrupted) if corrupted else None,
+            "kilo_stored": costs["stored"] / 1e3,
+            "train_peak_mb": costs["peak_memory_bytes"] / 1e6,
+        }
+        way = "members" if method["type"] == "Ensemble" else f"{costs['ours']['samples']} draws"
+        about = {
+            "name": name,
+            "way": way,
+            "seed": one["seed"],
+            "method": method,
+            "recipe": record["recipe"],
+            "validation_share": record["source"]["validation_share"],
+            "start": None,
+        }
+        rows.append(
+            {**about, "digest": str(one["seed"]), "bytes": costs["file_bytes"], "ood": one["ood"], "figures": figures}
+        )
+    return {**record, "examples": record["results"][0]["scores"]["examples"], "results": rows}
 
 
 def task_of(record: Row) -> tuple[str, str]:

@@ -24,7 +24,7 @@ from typing import Any, get_args
 from asking import with_places
 from pbn_runs import Found, about
 from sharing_figures import boxes, curve_drawing, density, density_drawing, draw_boxes, plane
-from sharing_files import Judge, Row, counts_of, line, method_for, of_file, shared, shared_rows
+from sharing_files import Judge, Row, complete, counts_of, line, method_for, of_file, shared, shared_rows
 from sharing_tables import INT8
 from vdp import folders, plain
 
@@ -131,6 +131,8 @@ def curve(args: argparse.Namespace) -> Found:
     for place in itertools.chain([args.run], *map(folders, args.beside)):
         if place.resolve().name not in known:
             record["compared"].append(as_it_is(open_run(place, args.device), judge))
+    if args.keep is not None:
+        complete(record["results"], args.keep, judge, run.model.to_deterministic())
     write_rows(args, record, shared_rows(args, run, judge, record["results"]))
     return Found(record, {f"rate-distortion-{record['source']['name']}": curve_drawing(record)})
 
@@ -159,7 +161,9 @@ def begun(args: argparse.Namespace, run: TrainedRun, judge: Judge) -> dict[str, 
     if args.out is not None and args.out.is_file():
         old, new = json.loads(args.out.read_text()), plain(record)
         if all(old.get(key) == new[key] for key in ("settings", "method", "model", "source", "recipe")):
-            record |= {key: old[key] for key in ("compared", "results")}
+            machines = [*old.get("later_machines", []), record["machine"]]
+            record["later_machines"] = [one for one in plain(machines) if one != old["machine"]]
+            record |= {key: old[key] for key in ("compared", "results", "machine", "versions")}
             commands = [*old.get("earlier_commands", []), old["command"]]
             record["earlier_commands"] = [one for one in dict.fromkeys(commands) if one != record["command"]]
     return record
@@ -188,9 +192,10 @@ def as_it_is(run: TrainedRun, judge: Judge) -> Row:
 
 
 def write_rows(args: argparse.Namespace, record: dict[str, Any], rows: Iterable[Row]) -> None:
-    """Take in rows one by one, and write what there is after each."""
-    for row in rows:
-        record["results"].append(row)
+    """Write what there is, then take in rows one by one, and write after each."""
+    for row in itertools.chain([None], rows):
+        if row is not None:
+            record["results"].append(row)
         if args.out is not None:
             write_json(args.out, plain(record))
 

@@ -10,13 +10,14 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch import nn
 from torch.utils.data import Dataset
 
 import leanbayes as lb
 from leanbayes import config
 from leanbayes.cli.looking import ood_sets
 from leanbayes.cli.runs import TrainedRun
-from leanbayes.compression.counts import paper_parameters
+from leanbayes.compression.sharing import paper_parameters
 from leanbayes.data import Batches
 from leanbayes.errors import LeanBayesError
 from leanbayes.evaluation import Look
@@ -91,9 +92,11 @@ class Judge:
         random = bnn.current_rule.random and bnn.members is None and bnn.layout.numel > 0
         draws: dict[str, Any] = {"samples": self.args.samples if random else None}
         test = {"draws": self.tested(bnn, **draws)}
+        found = {"held_out": self.outcome(bnn, self.data.validation, **draws)[0], "test": test}
         if random:
             test["one_pass"] = self.tested(bnn, rule="moments")
-        return {"held_out": self.outcome(bnn, self.data.validation, **draws)[0], "test": test}
+            found["held_out_one_pass"] = self.outcome(bnn, self.data.validation, rule="moments")[0]
+        return found
 
     def calibrate(self, bnn: lb.BayesianModel) -> None:
         """Fit the two factors of one pass on held-out data."""
@@ -165,11 +168,26 @@ def shared_rows(args: argparse.Namespace, run: TrainedRun, judge: Judge, done: S
         judge.calibrate(bnn)
         settings = {"components": components, "bit_price": price, "rate": rate, "epochs": epochs, "lr": lr}
         for values in missing:
-            kept = None if args.keep is None else args.keep / f"{'-'.join(map(str, (*settings.values(), values)))}.lbc"
+            kept = None if args.keep is None else args.keep / name_of_file({**settings, "values": values})
             row = settings | {"method": config.encode(method), "model_seconds": seconds}
             row |= of_file(bnn, judge, values, args.rest, kept)
             print(line(row), flush=True)
             yield row
+
+
+def name_of_file(row: Row) -> str:
+    """Name a file by its settings."""
+    return f"{'-'.join(str(row[key]) for key in SETTINGS)}.lbc"
+
+
+def complete(rows: Sequence[Row], folder: Path, judge: Judge, network: nn.Module) -> None:
+    """Score kept files by one pass on held-out data, where that was not done."""
+    for row in rows:
+        path = folder / name_of_file(row)
+        if "held_out_one_pass" not in row and path.is_file():
+            bnn = lb.load(path, network).eval().to(judge.device)
+            row["held_out_one_pass"] = judge.outcome(bnn, judge.data.validation, rule="moments")[0]
+            print(f"{path.name}: held-out nll {row['held_out_one_pass']['nll']:.4f} by one pass", flush=True)
 
 
 def of_file(bnn: lb.BayesianModel, judge: Judge, values: Any, rest: Any, kept: Path | None = None) -> Row:

@@ -27,9 +27,10 @@ step's model is scored. With several seeds a figure is the mean, ± half of its 
 method of the table is shown to beat, by paired differences over the seeds. ECE has 15 equal-width bins; “class-wise”
 is the debiased L2 calibration error that some papers print as ECE. “Corrupted” is the mean over 15 corruptions at five
 severities, made by leanbayes. AUROC is by entropy. `ms/epoch` is the median of runs that shared the machine: with as
-many as `--jobs` says, and those of SSVI, VDP++ and MNIST with other comparisons too, so it tells nothing between
-tables; [benchmarks.md](benchmarks.md) compares epochs that are taken in turns. `× plain` is the time to predict over
-that of the plain network, taken in turns. This page is written by `python experiments/tables.py`.
+many as `--jobs` says, and all but the first of ResNet-18 with other comparisons too, so it tells nothing between
+tables, nor in that of all methods, where some trainings met more company than others;
+[benchmarks.md](benchmarks.md) compares epochs that are taken in turns. `× plain` is the time to predict over that of
+the plain network, taken in turns. This page is written by `python experiments/tables.py`.
 """
 COLUMNS = {
     "accuracy": ("accuracy", "{:.2%}"),
