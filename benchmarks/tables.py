@@ -259,6 +259,28 @@ def of_peers() -> str:
     return "\n".join([head, "", *probes, "", peers.COST_HEAD, *map(peers.cost_row, record["costs"])])
 
 
+def readme_peers() -> str:
+    """The table of peers.py in few words: what is right, and what a LeNet costs beside the plain one."""
+    record = load("peers-cpu")
+    costs = {row["library"]: row for row in record["costs"] if row["network"] == "lenet"}
+    titles = ["KL ÷ exact", "error of σ's gradient", "attention", "step ×", "bytes moved ×", "30 draws ×", "disk ×"]
+    lines = [f"| | {' | '.join(titles)} |", "|---|" + "---:|" * len(titles)]
+    for row in record["probes"]:
+        found = costs[row["library"]]
+        attention = row.get("attention") or ("fails" if "attention" in row["errors"] else "")
+        figures = [row.get("kl_ratio"), row.get("gradient_error")]
+        cells = ["" if figure is None else f"{figure:.2g}" for figure in figures] + [attention]
+        ratios = [found["step"]["ratio"], found["moved_ratio"], found["predict"]["ratio"], found["stored_ratio"]]
+        lines.append(f"| {row['library']} | {' | '.join([*cells, *(f'{ratio:.1f}' for ratio in ratios)])} |")
+    return "\n".join(lines)
+
+
+def fill(page: Path, text: str, begin: str, end: str = "<!-- /measured -->") -> None:
+    """Put a table between its marks."""
+    before, _, rest = page.read_text().partition(begin)
+    page.write_text(f"{before}{begin}\n{text}\n{end}{rest.partition(end)[2]}")
+
+
 if __name__ == "__main__":
     page = PAGE.format(
         gpu=steps(
@@ -281,3 +303,4 @@ if __name__ == "__main__":
         compact_file=of_compact_file(),
     )
     (HERE.parent / "docs" / "benchmarks.md").write_text(page)
+    fill(HERE.parent / "README.md", readme_peers(), "<!-- measured: peers -->")

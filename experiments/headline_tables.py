@@ -31,6 +31,11 @@ ORDER = ("Deterministic", "Ensemble", "MC dropout", "RigL", "MeanField", "PBN", 
 MODES = ("cudagraphs", "compiled", "eager")  # of the benchmarks, the best first
 KINDS = {"MeanField": "", "VDP": "", "SSVI": ", sparse", "PBN": ", partial", "WeightSharing": ", shared",
          "MCDropout": ", dropout"}  # fmt: skip
+SHORT = ("Deterministic", "Deterministic, temperature", "MC dropout, 30 draws", "Ensemble (5)", "MeanField, 30 draws",
+         "PBN 5 %, 30 draws", "VDP++, one pass", "SSVI 95 % (200 epochs), 30 draws", "2DGBNN, 30 draws",
+         "composition, 30 draws", "composition, one pass")  # fmt: skip
+SHORT_COLUMNS = {"accuracy": ("accuracy", "{:.2%}"), "nll": ("NLL", "{:.3f}"), "ece": ("ECE", "{:.3f}"),
+                 "corruptions:nll": ("NLL, corrupted", "{:.2f}"), "ood:svhn": ("AUROC, SVHN", "{:.2%}")}  # fmt: skip
 COMPOSITION = {"MB on disk": 0.70, "accuracy": 0.93, "NLL": 0.215, "ECE": 0.015, "× a plain forward": 2.5}  # one pass
 SPARSE = {"accuracy": 0.94, "NLL": 0.19}  # SSVI 95 %
 TRAINING = 1.15  # of mean-field, over the plain network
@@ -93,10 +98,7 @@ class Group(NamedTuple):
 
 def headline_tables(folder: Path, benchmarks: Path) -> Iterator[str]:
     """Lay out what `headline.py` has found, and baselines beside it: a table a task, then targets and pictures."""
-    records = [json.loads(path.read_text()) for path in sorted(folder.glob("*.json"))]
-    compared = [read(path) for path in sorted(folder.parent.glob("*_methods.json"))] if records else []
-    known = {row["name"] for record in records for row in record["results"]}
-    records += [of_baselines(record, known) for record in compared]
+    records = read_all(folder)
     tasks = dict.fromkeys(task_of(record) for record in records)
     for task in tasks:
         found = [record for record in records if task_of(record) == task]
@@ -109,6 +111,14 @@ def headline_tables(folder: Path, benchmarks: Path) -> Iterator[str]:
                 yield "\n".join(["Targets:\n", *lines])
     for path in sorted(folder.glob("*.svg")):
         yield f"![{path.stem}](../experiments/results/headline/{path.name})"
+
+
+def read_all(folder: Path) -> list[Row]:
+    """Read what `headline.py` has found, and baselines of a comparison."""
+    records: list[Row] = [json.loads(path.read_text()) for path in sorted(folder.glob("*.json"))]
+    compared = [read(path) for path in sorted(folder.parent.glob("*_methods.json"))] if records else []
+    names = {row["name"] for record in records for row in record["results"]}
+    return records + [of_baselines(record, names) for record in compared]
 
 
 def of_baselines(record: Row, known: Iterable[str]) -> Row:
@@ -142,6 +152,11 @@ def of_baselines(record: Row, known: Iterable[str]) -> Row:
             {**about, "digest": str(one["seed"]), "bytes": costs["file_bytes"], "ood": one["ood"], "figures": figures}
         )
     return {**record, "examples": record["results"][0]["scores"]["examples"], "results": rows}
+
+
+def all_groups(folder: Path) -> list[Group]:
+    """Bring together all that is known of the task that papers and benchmarks are of."""
+    return grouped(row for record in read_all(folder) if task_of(record) == TASK for row in record["results"])
 
 
 def task_of(record: Row) -> tuple[str, str]:
@@ -292,6 +307,22 @@ def table(task: tuple[str, str], records: Sequence[Row], groups: Sequence[Group]
         ]
         lines.append(f"| {group.label} | {' | '.join(cells)} |")
     return "\n".join(lines)
+
+
+def short_table(folder: Path, benchmarks: Path) -> Iterator[str]:
+    """Lay out the lines that a newcomer looks for, with few figures."""
+    groups, times = all_groups(folder), Times(benchmarks)
+    shown = {group.label: group for group in groups if group.label in SHORT}
+    if shown:
+        yield "\n".join([*header([title for title, _ in SHORT_COLUMNS.values()] + ["MB on disk", "epochs", "ms"]),
+                         *(short_line(group, times) for group in shown.values())])  # fmt: skip
+
+
+def short_line(group: Group, times: Times) -> str:
+    """Lay out one of them."""
+    cells = [of_seeds(group, key, form) for key, (_, form) in SHORT_COLUMNS.items()]
+    cells += [f"{group.megabytes:.2f}", " + ".join(map(str, group.epochs)), known(times.one_pass(group)[0], ".0f")]
+    return f"| {group.label} | {' | '.join(cells)} |"
 
 
 def known(value: float, form: str) -> str:

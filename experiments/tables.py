@@ -1,4 +1,4 @@
-"""Writes docs/results.md, and the tables of other pages, from the figures under experiments/results.
+"""Writes docs/results.md, and the tables of other pages and of the README, from the figures under experiments/results.
 
 No number of ours is copied by hand; those of papers are in the modules whose names end in _tables. What is not measured
 is left out.
@@ -10,7 +10,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from headline_tables import cell, headline_tables
+from headline_tables import cell, headline_tables, short_table
 from pbn_tables import partial_tables
 from sharing_tables import sharing_tables
 from ssvi_tables import overlap_table, read, sparse_entries, sparse_tables
@@ -18,6 +18,7 @@ from ssvi_tables import overlap_table, read, sparse_entries, sparse_tables
 HERE = Path(__file__).parent
 BEGIN, END = "<!-- measured -->", "<!-- /measured -->"
 EXPERIMENTS = "<!-- measured: experiments -->"  # where a page has two places
+HEADLINE = "<!-- measured: headline -->"
 HEAD = """# Results
 
 Each table is one command. Choices were made on a held-out part of the training data, but for MNIST, where the prior
@@ -169,7 +170,9 @@ def sensitivity_table(record: dict[str, Any]) -> str:
 def main() -> None:
     """Write all pages."""
     results, docs = HERE / "results", HERE.parent / "docs"
-    parts = [HEAD, *headline_tables(results / "headline", HERE.parent / "benchmarks" / "results")]
+    measured = results / "headline", HERE.parent / "benchmarks" / "results"
+    fill(HERE.parent / "README.md", short_table(*measured), HEADLINE)
+    parts = [HEAD, *headline_tables(*measured)]
     for path in sorted(results.glob("*.json")):
         record = read(path)
         subject = f": {SUBJECTS[path.stem]}" if path.stem in SUBJECTS else ""

@@ -205,6 +205,7 @@ def pages(folder: Path) -> Path:
         shutil.copy(EXPERIMENTS / name, folder / "experiments")
     for name in ("one_pass", "partial", "sharing", "sparse"):
         (folder / "docs" / f"{name}.md").write_text("before\n<!-- measured -->\nold\n<!-- /measured -->\nafter\n")
+    (folder / "README.md").write_text("before\n<!-- measured: headline -->\nold\n<!-- /measured -->\nafter\n")
     return folder / "experiments" / "results"
 
 
@@ -219,6 +220,7 @@ def test_tables_leave_out_what_is_not_there(tmp_path: Path, monkeypatch: pytest.
     pages(tmp_path)
     results, sparse = write_tables(monkeypatch, tmp_path)
     assert "|" not in results
+    assert "|" not in (tmp_path / "README.md").read_text()
     assert sparse == "before\n<!-- measured -->\n\n<!-- /measured -->\nafter\n"
 
 
