@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from pbn_tables import header
+from sharing_tables import LIMIT, settings_of
 from sharing_tables import PAPER as SHARING_PAPER
 from ssvi_tables import SSVI_PAPER, read
 
@@ -106,7 +107,7 @@ def headline_tables(folder: Path, benchmarks: Path) -> Iterator[str]:
         times = Times(benchmarks if task == TASK else None)
         yield table(task, found, groups, times)
         if task == TASK:
-            lines = list(targets(groups, times))
+            lines = [*targets(groups, times), *file_targets(read(folder.parent / "sharing" / "curve.json"), times)]
             if lines:
                 yield "\n".join(["Targets:\n", *lines])
     for path in sorted(folder.glob("*.svg")):
@@ -376,6 +377,22 @@ def targets(groups: Sequence[Group], times: Times) -> Iterator[str]:
         for name, limit in SPARSE.items():
             yield told(f"{group.label}: {name}", scores_of(group)[name], limit)
     yield from training_targets(groups, times)
+
+
+def file_targets(record: Row, times: Times) -> Iterator[str]:
+    """Tell the same of the file of `sharing.py curve` that held-out data choose for one pass."""
+    known = [row for row in record.get("results", ()) if row["bytes"] <= LIMIT and "held_out_one_pass" in row]
+    if known:
+        row = min(known, key=lambda row: row["held_out_one_pass"]["nll"])
+        scores = {title: row["test"]["one_pass"][key] for key, (title, _) in SCORES.items()}
+        _, ratio = times.passes.get("one pass, shared", (math.nan, math.nan))
+        found = {**scores, "MB on disk": row["bytes"] / 1e6, "× a plain forward": ratio}
+        what = f"the file of {settings_of(row)}, chosen for one pass on held-out data"
+        for name, limit in COMPOSITION.items():
+            if not math.isnan(found[name]):
+                yield told(f"{what}: {name}", found[name], limit)
+        draws = row["test"]["draws"]["nll"]
+        yield told(f"{what}: NLL beside that of {record['samples']} draws", found["NLL"], draws, "NLL")
 
 
 def composed(groups: Sequence[Group]) -> Group | None:

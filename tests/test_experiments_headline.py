@@ -5,6 +5,7 @@ import json
 import math
 import runpy
 import shlex
+import shutil
 import sys
 import xml.etree.ElementTree as ElementTree
 from pathlib import Path
@@ -268,6 +269,63 @@ def test_the_table_has_papers_seeds_and_costs(results: Path, tmp_path: Path, mon
     assert "- SSVI 95 % (1 epochs), 3 draws: accuracy 94.00%, target ≥ 94.00%: met" in targets
     assert "- SSVI 95 % (1 epochs), 3 draws: NLL 0.2000, target ≤ 0.1900: **missed**" in targets
     assert "Composition, one pass: NLL beside that of 5 draws" in targets
+
+
+def test_held_out_data_choose_the_file_for_one_pass(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    tables = script(monkeypatch, "headline_tables.py")
+    same = {"components": 256, "bit_price": None, "rate": None, "epochs": 0, "values": "fp16"}
+
+    def file(size: int, held_out: float, nll: float) -> dict[str, Any]:
+        scores = {"accuracy": 0.92, "nll": nll, "ece": 0.01}
+        test = {"one_pass": scores, "draws": {**scores, "nll": 0.21}}
+        return {**same, "bytes": size, "held_out_one_pass": {"nll": held_out}, "test": test}
+
+    rows = [file(500_000, 0.3, 0.1), file(600_000, 0.2, 0.22), file(800_000, 0.1, 0.1), {**same, "bytes": 1}]
+    lines = list(tables["file_targets"]({"results": rows, "samples": 30}, tables["Times"](benchmarks(tmp_path))))
+    told = [line.rpartition("data: ")[2] for line in lines]
+    assert told == [
+        "MB on disk 0.60, target ≤ 0.70: met",
+        "accuracy 92.00%, target ≥ 93.00%: **missed**",
+        "NLL 0.2200, target ≤ 0.2150: **missed**",
+        "ECE 0.0100, target ≤ 0.0150: met",
+        "× a plain forward 2.40, target ≤ 2.50: met",
+        "NLL beside that of 30 draws 0.2200, target ≤ 0.2100: **missed**",
+    ]
+    assert list(tables["file_targets"]({}, tables["Times"](None))) == []
+
+
+def test_baselines_of_a_comparison_stand_beside_the_rest(
+    results: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = tmp_path / "results" / "headline"
+    shutil.copytree(results, folder)
+    given = found(folder / "all.json")
+    given["results"] = [row for row in given["results"] if row["name"] != "MC dropout"]
+    (folder / "all.json").write_text(json.dumps(given))
+    one = {
+        "seed": 0,
+        "method": {"type": "MCDropout", "rate": 0.1},
+        "scores": {"accuracy": 0.5, "nll": 1.5, "ece": 0.1, "brier": 0.6, "examples": 60},
+        "shifts": [
+            {"family": kind, "scores": {"nll": nll}}
+            for kind, nll in (("none", 9), ("corruptions", 2), ("corruptions", 4))
+        ],
+        "ood": {"letters": {"by": {"entropy": {"auroc": 0.75}}}},
+        "costs": {"stored": 5000, "peak_memory_bytes": 3e6, "file_bytes": 2_000_000, "ours": {"samples": 30}},
+    }
+    recipe = given["results"][0]["recipe"]
+    record = {key: given[key] for key in ("model", "source", "machine", "versions")}
+    record |= {"command": "leanbayes compare", "recipe": recipe, "results": [{**one, "name": "mc-dropout"}]}
+    (tmp_path / "results" / "digits_methods.json").write_text(json.dumps(record))
+    tables = script(monkeypatch, "headline_tables.py")
+    row = lines_of(next(tables["headline_tables"](folder, tmp_path)))["MC dropout, 30 draws"]
+    assert [row[name] for name in ("accuracy", "corrupted NLL", "AUROC letters", "MB on disk", "peak MB")] == [
+        "50.00%",
+        "3.000",
+        "75.00%",
+        "2.00",
+        "3",
+    ]
 
 
 def test_training_times_are_of_epochs_where_these_were_measured(
