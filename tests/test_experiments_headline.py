@@ -299,6 +299,7 @@ def test_baselines_of_a_comparison_stand_beside_the_rest(
 ) -> None:
     folder = tmp_path / "results" / "headline"
     shutil.copytree(results, folder)
+    (folder / "again.json").unlink()
     given = found(folder / "all.json")
     given["results"] = [row for row in given["results"] if row["name"] != "MC dropout"]
     (folder / "all.json").write_text(json.dumps(given))
