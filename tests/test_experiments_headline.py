@@ -316,6 +316,7 @@ def test_baselines_of_a_comparison_stand_beside_the_rest(
     }
     recipe = given["results"][0]["recipe"]
     record = {key: given[key] for key in ("model", "source", "machine", "versions")}
+    record["source"] = {**record["source"], "validation_share": 0.1}
     record |= {"command": "leanbayes compare", "recipe": recipe, "results": [{**one, "name": "mc-dropout"}]}
     (tmp_path / "results" / "digits_methods.json").write_text(json.dumps(record))
     tables = script(monkeypatch, "headline_tables.py")
