@@ -14,19 +14,16 @@ on. Choices are made on the held-out data.
 import argparse
 import itertools
 import json
-import shlex
 import sys
 import tempfile
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any, get_args
 
-from asking import with_places
-from pbn_runs import Found, about
+from asking import PLACES, command_of, with_places
 from sharing_figures import boxes, curve_drawing, density, density_drawing, draw_boxes, plane
 from sharing_files import Judge, Row, complete, counts_of, line, method_for, of_file, shared, shared_rows
 from sharing_tables import INT8
-from vdp import folders, plain
 
 import leanbayes as lb
 from leanbayes import config
@@ -36,6 +33,7 @@ from leanbayes.compression.quantisation import Precision, quantise_posterior
 from leanbayes.errors import LeanBayesError
 from leanbayes.posteriors import SharedPosterior
 from leanbayes.training.record import machine, versions, write_json
+from runs import Found, about, folders, plain
 
 ALL_OF_SVHN = 26_032  # AUPR follows the proportion of the two kinds
 GRID = (
@@ -47,18 +45,7 @@ GRID = (
     "values",
     "bits",
 )  # what may grow from one call to the next
-HIDDEN = (
-    "experiment",
-    "runs",
-    "run",
-    "beside",
-    "shared",
-    "keep",
-    "out",
-    "figures",
-    "root",
-    "device",
-)  # not in the command
+HIDDEN = ("experiment", "beside", "shared", "keep")  # not in the command as they are
 
 
 def options() -> argparse.Namespace:
@@ -94,7 +81,7 @@ def options() -> argparse.Namespace:
         )
         made.add_argument("--epochs", type=int, nargs="+", default=[0, 10], help="of the final training; 0 for none")
         made.add_argument("--lrs", type=float, nargs="+", default=[1e-3], help="of the means in that training")
-        made.add_argument("--scale-lr", type=float, default=1e-2, help="of the spreads")
+        made.add_argument("--scale-lr", type=float, default=1e-3, help="of the spreads: at 1e-2 they go on to rise")
         made.add_argument("--batch-size", type=int, default=256)
         made.add_argument("--compile", action="store_true", help="compile the final training")
         made.add_argument("--keep", type=Path, help="folder to keep the compact files in")
@@ -141,7 +128,7 @@ def record_of(args: argparse.Namespace, run: TrainedRun, judge: Judge) -> dict[s
     """Begin a record; its sizes are those of files of the plain network and of mean-field."""
     network = run.model.to_deterministic()
     return {
-        "command": command_of(args),
+        "command": command(args),
         "seed": args.seed,
         "versions": versions(),
         "machine": machine(),
@@ -150,7 +137,7 @@ def record_of(args: argparse.Namespace, run: TrainedRun, judge: Judge) -> dict[s
         "held_out_examples": len(judge.data.validation),  # type: ignore[arg-type]
         "train_examples": len(judge.data.train),  # type: ignore[arg-type]
         "samples": args.samples,
-        "settings": {name: value for name, value in vars(args).items() if name not in (*HIDDEN, *GRID)},
+        "settings": {name: value for name, value in vars(args).items() if name not in (*PLACES, *HIDDEN, *GRID)},
         "sizes": {name: saved_bytes(lb.bayesianize(network, method)) for name, method in WHOLE.items()},
     }
 
@@ -281,20 +268,15 @@ def figures(args: argparse.Namespace) -> Found:
 # -- what is written --------------------------------------------------------------------------------------------------
 
 
-def command_of(args: argparse.Namespace) -> str:
+def command(args: argparse.Namespace) -> str:
     """Return the command of this process, without the folders of its machine."""
-    words = [path.resolve().name for path in getattr(args, "runs", None) or [args.run]]
+    words = [args.experiment, *(path.resolve().name for path in getattr(args, "runs", None) or [args.run])]
     for name in ("beside", "shared"):
         given = getattr(args, name, None)
         if given:
             places = given if isinstance(given, list) else [given]
             words += [f"--{name}", *(path.resolve().name for path in places)]
-    for name, value in vars(args).items():
-        if name in HIDDEN or value in (None, False, []):
-            continue
-        values = [] if value is True else value if isinstance(value, list) else [value]
-        words += [f"--{name.replace('_', '-')}", *("none" if one is None else str(one) for one in values)]
-    return shlex.join(["python", "experiments/sharing.py", args.experiment, *words])
+    return command_of("sharing", args, words, hidden=HIDDEN)
 
 
 def main() -> None:
@@ -304,9 +286,7 @@ def main() -> None:
     if args.out is not None:
         write_json(args.out, plain(found.values))
     if args.figures is not None:
-        args.figures.mkdir(parents=True, exist_ok=True)
-        for name, text in found.drawings.items():
-            (args.figures / f"{name}.svg").write_text(text, encoding="utf-8")
+        found.draw(args.figures)
 
 
 if __name__ == "__main__":

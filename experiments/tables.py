@@ -76,6 +76,8 @@ SUBJECTS = {
     "cifar10_methods": "all methods",
     "cifar10_ssvi_long": "SSVI for longer",
     "cifar100_ssvi": "SSVI",
+    "mnist_init_std": "the first σ",
+    "mnist_init_std_no_warmup": "the first σ, without a warm-up of the temperature",
 }  # of comparisons that share their network and data with others
 
 
