@@ -1,7 +1,11 @@
-"""What the command lines of experiments ask alike."""
+"""What the command lines of experiments ask alike, and how they are kept."""
 
 import argparse
+import shlex
+from collections.abc import Iterable
 from pathlib import Path
+
+PLACES = ("run", "runs", "comparisons", "out", "figures", "root", "device")  # folders, and what the machine tells
 
 
 def with_places(parser: argparse.ArgumentParser) -> argparse.ArgumentParser:
@@ -12,3 +16,14 @@ def with_places(parser: argparse.ArgumentParser) -> argparse.ArgumentParser:
     parser.add_argument("--device", choices=("cpu", "cuda"), help="default: the GPU, if there is one")
     parser.add_argument("--root", type=Path, help="folder that holds the data sets")
     return parser
+
+
+def command_of(script: str, args: argparse.Namespace, words: Iterable[str], hidden: Iterable[str] = ()) -> str:
+    """Return the command of this process, without the folders of its machine: some words, and all other flags."""
+    flags = []
+    for name, value in vars(args).items():
+        if name in (*PLACES, *hidden) or value is None or value is False or value == []:
+            continue
+        values = [] if value is True else value if isinstance(value, list) else [value]
+        flags += [f"--{name.replace('_', '-')}", *("none" if one is None else str(one) for one in values)]
+    return shlex.join(["python", f"experiments/{script}.py", *words, *flags])

@@ -36,6 +36,7 @@ from leanbayes.evaluation.moments import accuracy_of, accuracy_table, moment_acc
 from leanbayes.evaluation.scores import ignored
 from leanbayes.methods.vdp import VDP
 from leanbayes.network import call_with, evaluation_mode, map_tensors, output_tensor
+from leanbayes.prediction import Running
 from leanbayes.rules import MomentPropagation
 from leanbayes.training.record import machine, versions, without_places, write_json
 
@@ -251,17 +252,14 @@ def output_moments(bnn: lb.BayesianModel, batches: Given) -> tuple[Tensor, Tenso
 
 @torch.no_grad()
 def output_moments_of_draws(bnn: lb.BayesianModel, batches: Given, draws: int, seed: int) -> tuple[Tensor, Tensor]:
-    """Return mean and variance of the outputs of all batches, by draws (Welford)."""
+    """Return mean and variance of the outputs of all batches, by draws."""
     generator = torch.Generator().manual_seed(seed)
-    mean = squares = torch.zeros((), dtype=torch.float64, device=bnn.device)
+    outputs = Running()
     with bnn.using("sample"), evaluation_mode(bnn):
         for number in range(draws):
             with bnn.drawn(bnn.next_draw(generator, number)) as call:
-                output = torch.cat([output_tensor(call_with(call, x)) for x, _ in batches]).double()
-            change = output - mean
-            mean = mean + change / (number + 1)
-            squares = squares + change * (output - mean)
-    return mean, squares / (draws - 1)
+                outputs.update(torch.cat([output_tensor(call_with(call, x)) for x, _ in batches]).double())
+    return outputs.mean, outputs.squares / (draws - 1)
 
 
 # -- temperature ------------------------------------------------------------------------------------------------------

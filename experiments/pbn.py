@@ -13,7 +13,6 @@ Each writes a JSON file (--out) and figures (--figures FOLDER). `toy` and `conve
 
 import argparse
 import dataclasses
-import shlex
 import sys
 import tempfile
 from collections.abc import Iterator
@@ -21,12 +20,13 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from asking import with_places
-from panels import beside, sheet
-from pbn_runs import Found, dial, lines_figure, name_of, rates, segmentation, severities, shares, task_of
+from asking import command_of, with_places
+from panels import beside
+from pbn_dial import dial, shares
+from pbn_images import segmentation, severities
+from pbn_rates import rates
 from torch import Tensor, nn
 from torch.utils.data import Subset
-from vdp import plain
 
 import leanbayes as lb
 from leanbayes import config
@@ -41,13 +41,13 @@ from leanbayes.methods import parse_method
 from leanbayes.models import build
 from leanbayes.training import Recipe, fit, read_record
 from leanbayes.training.record import machine, versions, write_json
+from runs import Found, lines_figure, name_of, plain, task_of
 
 ENDS = {"inside": (0.0, 4.0), "outside": (4.0, 6.0)}  # of |x|: where the toy data lie, and where none do
 NOISE, BAND = 3.0, 3.0  # std of the data, and of the bands that are drawn
 TOY = {"epochs": 2000, "batch_size": 50, "lr": 1e-2, "weight_decay": 0.0, "temperature": 1.0, "evaluate_every": 0}
 TOY_SCORES = ("rmse", "nll", "coverage_95", "std", "epistemic_std")
 POINTS = 2000  # of each end to score
-HIDDEN = ("experiment", "runs", "comparisons", "out", "figures", "root", "device")  # not in the command that is kept
 
 
 def options() -> argparse.Namespace:
@@ -228,27 +228,16 @@ def history_of(record: dict[str, Any], before: int) -> dict[str, Any]:
 # -- what is written --------------------------------------------------------------------------------------------------
 
 
-def command_of(args: argparse.Namespace) -> str:
-    """Return the command of this process, without the folders of its machine."""
-    words = [path.resolve().name for path in getattr(args, "runs", None) or getattr(args, "comparisons", [])]
-    for name, value in vars(args).items():
-        if name not in HIDDEN and value is not None:
-            values = value if isinstance(value, list) else [value]
-            words += [f"--{name.replace('_', '-')}", *map(str, values)]
-    return shlex.join(["python", "experiments/pbn.py", args.experiment, *words])
-
-
 def write(found: Found, args: argparse.Namespace) -> None:
     """Write values and figures where the command line says."""
     if args.out is not None:
-        start = {"command": command_of(args), "seed": args.seed, "versions": versions(), "machine": machine()}
+        places = getattr(args, "runs", None) or getattr(args, "comparisons", [])
+        words = [args.experiment, *(path.resolve().name for path in places)]
+        command = command_of("pbn", args, words, hidden=("experiment",))
+        start = {"command": command, "seed": args.seed, "versions": versions(), "machine": machine()}
         write_json(args.out, plain(start | found.values))
     if args.figures is not None:
-        args.figures.mkdir(parents=True, exist_ok=True)
-        for name, text in found.drawings.items():
-            (args.figures / f"{name}.svg").write_text(text, encoding="utf-8")
-        for name, rows in found.sheets.items():
-            sheet(rows, args.figures / f"{name}.png")
+        found.draw(args.figures)
 
 
 EXPERIMENTS = (toy, convergence, rates, dial, shares, severities, segmentation)

@@ -12,7 +12,6 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure as Sheet
 from matplotlib.patches import Ellipse
 from panels import COLOURS, beside
-from pbn_runs import lines_figure
 from PIL import Image
 from sharing_tables import best_training
 from torch import Tensor
@@ -21,6 +20,7 @@ from leanbayes.evaluation.outcomes import ClassOutcome
 from leanbayes.figures import Figure, Series
 from leanbayes.posteriors import SharedPosterior
 from leanbayes.posteriors.base import Posterior
+from runs import lines_figure
 
 WAYS = {"draws": "draws of the weights", "one_pass": "one pass by moments"}
 BINS = 120  # of a histogram

@@ -10,19 +10,16 @@ trains, and finds at every exchange which weights each removal criterion would r
 
 import argparse
 import itertools
-import json
-import shlex
 import statistics
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, ClassVar, get_args
 
 import torch
-from drawing import draw
+from asking import command_of
 from torch import Tensor
-from vdp import folders, plain
 
 import leanbayes as lb
 from leanbayes import config
@@ -37,10 +34,11 @@ from leanbayes.method import Training
 from leanbayes.methods import describe_method
 from leanbayes.methods.ssvi import Removal
 from leanbayes.posteriors import SubspacePosterior
+from leanbayes.ranking import highest
 from leanbayes.report import AssessedRun
-from leanbayes.sparsity.replacement import highest
 from leanbayes.training import Recipe, fit
 from leanbayes.training.record import machine, versions, write_json
+from runs import folders, plain, read_comparison, save
 
 ALONG = {"density": "density", "init_std": "first σ"}
 SCORES = {"accuracy": "Accuracy", "nll": "NLL", "ece": "ECE"}
@@ -93,17 +91,6 @@ def sweep(args: argparse.Namespace) -> None:
     """Draw a figure of each score."""
     lines = lines_of([read_comparison(path) for path in args.comparisons], args.along)
     save([swept(lines, args.along, score) for score in SCORES], args.out)
-
-
-def read_comparison(path: Path) -> dict[str, Any]:
-    """Read what `leanbayes compare` has written."""
-    try:
-        found = json.loads(path.read_text())
-        if found["recipe"] and all(run["method"]["type"] and run["scores"] for run in found["results"]):
-            return found
-    except (OSError, ValueError, LookupError, TypeError):
-        pass
-    raise LeanBayesError(f"{path} cannot be read: give a compare.json that leanbayes compare has written.")
 
 
 def lines_of(records: Sequence[dict[str, Any]], along: str) -> dict[str, Points]:
@@ -203,10 +190,10 @@ def overlap(args: argparse.Namespace) -> None:
         raise LeanBayesError(f"Nothing was exchanged in {args.epochs} epochs: raise --epochs, or lower --interval.")
     figure = overlap_figure(RecordedSSVI.exchanges)
     if args.out is not None:
-        flags = ("data", "model", "epochs", "density", "interval", "temperature", "precision", "seed")
+        data = Path(args.data).name
         notes = prepared.notes
         found = {
-            "command": command("overlap", args, flags),
+            "command": command_of("ssvi", args, ["overlap", "--data", data], hidden=("command", "data")),
             "seed": args.seed,
             "source": {**notes["source"], "name": Path(notes["source"]["name"]).name},
             "model": notes["model"],
@@ -278,9 +265,9 @@ def draws(args: argparse.Namespace) -> None:
             )
             print(line(results[-1]), flush=True)
     if args.out is not None:
-        words = [place.resolve().name for place in args.runs]
+        words = ["draws", *(place.resolve().name for place in args.runs)]
         found = {
-            "command": command("draws", args, ("samples", "ood", "ood_examples", "seed"), words),
+            "command": command_of("ssvi", args, words, hidden=("command",)),
             "seed": args.seed,
             "versions": versions(),
             "machine": machine(),
@@ -297,26 +284,6 @@ def line(result: Mapping[str, Any]) -> str:
         by = one["by"]["entropy"]
         parts.append(f"{name} AUROC {by['auroc']:.4f} AUPR {by['aupr_out']:.4f}")
     return f"{result['name']}, seed {result['seed']}, {result['samples']} draws: {', '.join(parts)}"
-
-
-# -- small things -----------------------------------------------------------------------------------------------------
-
-
-def command(name: str, args: argparse.Namespace, flags: Iterable[str], words: Sequence[str] = ()) -> str:
-    """Return the command of this process, without the folders of its machine."""
-    given: list[str] = []
-    for flag in flags:
-        value = getattr(args, flag)
-        values = value if isinstance(value, list) else [Path(value).name if flag == "data" else value]
-        given += [f"--{flag.replace('_', '-')}", *map(str, values)] if values else []
-    return shlex.join(["python", "experiments/ssvi.py", name, *words, *given])
-
-
-def save(figures: Iterable[Figure], folder: Path) -> None:
-    """Write figures as SVG files."""
-    folder.mkdir(parents=True, exist_ok=True)
-    for figure in figures:
-        (folder / f"{figure.key}.svg").write_text(draw(figure), encoding="utf-8")
 
 
 def main() -> None:

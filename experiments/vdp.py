@@ -12,8 +12,6 @@ import argparse
 import dataclasses
 import importlib.util
 import itertools
-import math
-import shlex
 import statistics
 import sys
 from collections.abc import Iterable, Sequence
@@ -21,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from drawing import draw
+from asking import command_of
 from torch import Tensor
 
 import leanbayes as lb
@@ -43,6 +41,7 @@ from leanbayes.report.figures.lines import mean_line
 from leanbayes.rules.covariance import Covariances
 from leanbayes.training import read_record
 from leanbayes.training.record import machine, versions, write_json
+from runs import folders, plain, save
 
 DECIBELS = (-6, -3, 1, 5, 10, 20, 40)  # signal to noise, relative to the power of each image
 FEW_DECIBELS = (-6, 5, 40)  # for full covariances, which take their time
@@ -323,14 +322,6 @@ def _relative(run: dict[str, Any], key: str) -> list[float]:
 # -- runs, and what is written of them --------------------------------------------------------------------------------
 
 
-def folders(given: Path) -> list[Path]:
-    """Find the runs in a folder."""
-    found = [given] if (given / "run.json").is_file() else sorted(path.parent for path in given.glob("*/run.json"))
-    if not found:
-        raise LeanBayesError(f"There is no run in {given} (it has no run.json): check the path.")
-    return found
-
-
 def names_of(methods: Iterable[lb.Method]) -> dict[str, str]:
     """Give methods short names: where several are of one kind, with the first setting that tells them all apart."""
     different = {describe_method(method): method for method in methods}
@@ -344,22 +335,6 @@ def names_of(methods: Iterable[lb.Method]) -> dict[str, str]:
         setting = f", {telling[0]}={getattr(method, telling[0])}" if telling else full.removeprefix(kind)
         names[full] = kind if len(alike) == 1 else kind + setting
     return names
-
-
-def command(args: argparse.Namespace) -> str:
-    """Return the command of this process, without the folders of its machine."""
-    flags = ("examples", "draws", "explained", "covariance", "seed")
-    words = itertools.chain.from_iterable((f"--{flag}", str(getattr(args, flag))) for flag in flags)
-    return shlex.join(["python", "experiments/vdp.py", args.runs.resolve().name, *words])
-
-
-def plain(value: Any) -> Any:
-    """Write nan and infinity as JSON can: null."""
-    if isinstance(value, dict):
-        return {key: plain(one) for key, one in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [plain(one) for one in value]
-    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def table(results: Sequence[dict[str, Any]]) -> str:
@@ -403,7 +378,7 @@ def main() -> None:
     if args.out is not None:
         source = {**records[0]["source"], "name": Path(records[0]["source"]["name"]).name}
         found = {
-            "command": command(args),
+            "command": command_of("vdp", args, [args.runs.resolve().name]),
             "seed": args.seed,
             "seeds": sorted({result["seed"] for result in results}),
             "source": source,
@@ -420,9 +395,7 @@ def main() -> None:
         }
         write_json(args.out, plain(found))
     if args.figures is not None:
-        args.figures.mkdir(parents=True, exist_ok=True)
-        for figure in figures:
-            (args.figures / f"{figure.key}.svg").write_text(draw(figure), encoding="utf-8")
+        save(figures, args.figures)
     for text in examination.notes:
         print(text)
     print(table(results))

@@ -118,19 +118,6 @@ def test_signs_are_balanced_and_uncorrelated(dtype: torch.dtype) -> None:
     assert abs((first.double() * second.double()).mean()) < 4 / 141
 
 
-@pytest.mark.parametrize("rate", [0.1, 0.5, 0.9])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
-def test_keep_mask_has_the_right_mean_and_share_of_zeros(rate: float, dtype: torch.dtype) -> None:
-    mask = noise.keep_mask(torch.empty(3, dtype=dtype), (200, 200), rate, noise.make_key(0), 1)
-    assert (mask.shape, mask.dtype) == ((200, 200), dtype)
-    kept = torch.tensor(1 / (1 - rate), dtype=dtype)
-    assert mask.unique().tolist() == [0, kept.item()]
-    zeros = (mask == 0).double().mean().item()
-    error = (rate * (1 - rate)) ** 0.5 / 200
-    assert abs(zeros - rate) < 4 * error
-    assert abs(mask.double().mean().item() - 1) < 4 * error / (1 - rate) + (5e-3 if dtype == torch.bfloat16 else 0)
-
-
 def test_each_chunk_has_noise_of_its_own() -> None:
     key, like = noise.make_key(7, 3), torch.empty(10_000)
     draws = torch.stack([noise.normal(like, noise.of_chunk(key, number)) for number in range(4)])

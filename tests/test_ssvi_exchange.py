@@ -19,7 +19,8 @@ from training_cases import (
 
 import leanbayes as lb
 from leanbayes.gradients import mean_squared_gradient, weight_gradient
-from leanbayes.sparsity.replacement import highest, replace_weights
+from leanbayes.ranking import highest
+from leanbayes.sparsity.replacement import replace_weights
 
 # -- an exchange ------------------------------------------------------------------------------------------------------
 

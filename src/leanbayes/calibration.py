@@ -17,6 +17,7 @@ from torch import Tensor
 
 from leanbayes.errors import LeanBayesError
 from leanbayes.network import call_with, evaluation_mode, output_tensor
+from leanbayes.prediction import Running
 
 if TYPE_CHECKING:
     from leanbayes.bayesian import BayesianModel
@@ -51,16 +52,13 @@ def _compare(bnn: "BayesianModel", x: Any, samples: int, generator: torch.Genera
     """Sums over one batch: of m·m̂, of m², of log(v̂/v), and how many the last has."""
     with bnn.using("moments"):
         ours = output_tensor(call_with(bnn, x))
-    mean = squares = torch.zeros((), dtype=torch.float64, device=bnn.device)
+    outputs = Running()
     with bnn.using("sample"):
         for number in range(samples):
             draw = bnn.next_draw(generator, number)
-            output = output_tensor(call_with(bnn, x, _draw=draw)).double()
-            change = output - mean
-            mean = mean + change / (number + 1)
-            squares = squares + change * (output - mean)
-    variance, true = ours.variance.double(), squares / (samples - 1)
+            outputs.update(output_tensor(call_with(bnn, x, _draw=draw)).double())
+    variance, true = ours.variance.double(), outputs.squares / (samples - 1)
     usable = (variance > 0) & (true > 0)
     logs = torch.where(usable, torch.where(usable, true, 1.0).log() - torch.where(usable, variance, 1.0).log(), 0.0)
     loc = ours.loc.double()
-    return torch.stack([(loc * mean).sum(), loc.square().sum(), logs.sum(), usable.sum().double()])
+    return torch.stack([(loc * outputs.mean).sum(), loc.square().sum(), logs.sum(), usable.sum().double()])

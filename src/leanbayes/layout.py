@@ -37,6 +37,15 @@ class Slot:
         """How many weights it holds."""
         return math.prod(self.shape)
 
+    @property
+    def memory_shape(self) -> tuple[int, ...]:
+        """Its shape as it lies in memory."""
+        return tuple(self.shape[dim] for dim in self.order)
+
+    def view(self, flat: Tensor) -> Tensor:
+        """Give its part of the flat vector its shape, without a copy."""
+        return flat.view(self.memory_shape).permute([self.order.index(dim) for dim in range(len(self.order))])
+
 
 class Layout:
     """The slots of a network's Bayesian parameters, one after the other in a flat vector."""
@@ -54,11 +63,8 @@ class Layout:
 
     def split(self, flat: Tensor) -> list[Tensor]:
         """Cut a flat vector into one tensor per slot; no copy, and one concatenation in the backward pass."""
-        tensors = []
-        for slot, part in zip(self.slots, flat.split(self.sizes) if self.slots else (), strict=True):
-            in_memory = part.view([slot.shape[dim] for dim in slot.order])
-            tensors.append(in_memory.permute([slot.order.index(dim) for dim in range(len(slot.order))]))
-        return tensors
+        parts = flat.split(self.sizes) if self.slots else ()
+        return [slot.view(part) for slot, part in zip(self.slots, parts, strict=True)]
 
     def join(self, tensors: Sequence[Tensor]) -> Tensor:
         """Lay one tensor per slot into a flat vector: the inverse of `split`."""

@@ -122,12 +122,3 @@ def normal(like: Tensor, key: Tensor, stream: int = 0) -> Tensor:
 def signs(like: Tensor, shape: tuple[int, ...], key: Tensor, stream: int = 0) -> Tensor:
     """Draw random ±1 of a given shape, with the dtype and device of `like`."""
     return _make(like.new_empty(shape), key, stream, True)
-
-
-def keep_mask(like: Tensor, shape: tuple[int, ...], rate: float, key: Tensor, stream: int = 0) -> Tensor:
-    """Draw a dropout mask: 1/(1 - rate) with probability 1 - rate, else 0."""
-    if rate >= 1:
-        return like.new_zeros(shape)
-    draws = normal(like.new_empty(shape, dtype=torch.float32), key, stream)
-    quantile = torch.special.ndtri(torch.tensor(rate, dtype=torch.float64)).to(draws)
-    return (draws >= quantile).to(like.dtype) / (1.0 - rate)

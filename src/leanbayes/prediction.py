@@ -143,27 +143,39 @@ class ProbabilityAccumulator:
                           expected_entropy=self._sums[1] / samples)  # fmt: skip
 
 
+class Running:
+    """Mean of the draws so far, and sum of their squared distances from it (Welford 1962)."""
+
+    def __init__(self) -> None:
+        self.count = 0
+        self.mean = self.squares = torch.zeros(())
+
+    def update(self, values: Tensor) -> None:
+        """Add one draw."""
+        self.count += 1
+        change = values - self.mean
+        self.mean = self.mean + change / self.count
+        self.squares = self.squares + change * (values - self.mean)
+
+
 class MomentAccumulator:
-    """Running mean and variance of the outputs (Welford), and the mean of the noise variance."""
+    """Running mean and variance of the outputs, and the mean of the noise variance."""
 
     def __init__(self, split: Callable[[Tensor], tuple[Tensor, Tensor]]) -> None:
         self._split = split
-        self._count = 0
-        self._mean = self._squares = self._noise = torch.zeros(())
+        self._outputs, self._noise = Running(), torch.zeros(())
 
     def update(self, output: Tensor) -> None:
         """Add one draw."""
         mean, noise = self._split(output)
-        self._count += 1
-        change = mean - self._mean
-        self._mean = self._mean + change / self._count
-        self._squares = self._squares + change * (mean - self._mean)
+        self._outputs.update(mean)
         self._noise = self._noise + noise
 
     def finish(self, samples: int, outputs: Tensor | None) -> Prediction:
         """Return mean and both variances; the epistemic one divides by the number of draws, as a mixture does."""
-        noise = (self._noise / self._count).expand_as(self._mean).clone()
-        return RegressionPrediction(samples, outputs, self._mean, noise, self._squares / self._count)
+        found = self._outputs
+        noise = (self._noise / found.count).expand_as(found.mean).clone()
+        return RegressionPrediction(samples, outputs, found.mean, noise, found.squares / found.count)
 
 
 def predict(

@@ -19,9 +19,9 @@ from leanbayes.errors import LeanBayesError
 from leanbayes.methods import PBN, SSVI, MeanField
 from leanbayes.posteriors import MeanFieldPosterior, PartialPosterior, SubspacePosterior
 from leanbayes.posteriors.partial import KLSum
+from leanbayes.ranking import highest
 from leanbayes.selection import count_of
 from leanbayes.sensitivities import sensitivity
-from leanbayes.sparsity.replacement import highest
 
 
 @torch.no_grad()

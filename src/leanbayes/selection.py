@@ -1,7 +1,6 @@
 """Choosing the weights with the highest scores: exactly as many as a share of all allows, the same in every run."""
 
 from collections.abc import Sequence
-from fractions import Fraction
 from typing import Literal, get_args
 
 import torch
@@ -9,7 +8,7 @@ from torch import Tensor
 
 from leanbayes.errors import LeanBayesError
 from leanbayes.layout import Layout
-from leanbayes.sparsity.replacement import highest
+from leanbayes.ranking import highest, part_of
 
 Per = Literal["weight", "row", "layer"]
 
@@ -21,9 +20,9 @@ def check_rate(rate: float) -> None:
 
 
 def count_of(rate: float, numel: int) -> int:
-    """Return k = ⌊rate·n⌋, of the fraction that was meant: 0.29 of 100 weights are 29."""
+    """Return k = ⌊rate·n⌋."""
     check_rate(rate)
-    return int(Fraction(float(rate)).limit_denominator(10**9) * numel)
+    return int(part_of(rate, numel))
 
 
 def top(layout: Layout, scores: Tensor, rate: float, per: Per = "weight") -> Tensor:

@@ -34,14 +34,6 @@ def test_the_log_density_is_scipys(scale: float) -> None:
     torch.testing.assert_close(mixture.log_density(points, chunk=7), torch.as_tensor(density).log())
 
 
-def test_distances_are_those_of_the_inverse() -> None:
-    mixture, which = random_mixture(5, 3), torch.tensor([0, 4, 2, 2])
-    points = torch.randn(4, 2, dtype=torch.float64)
-    apart = points - mixture.mean[which]
-    expected = torch.einsum("ni,nij,nj->n", apart, mixture.covariance[which].inverse(), apart)
-    torch.testing.assert_close(mixture.distances(points, which), expected)
-
-
 @given(st.integers(0, 10_000), st.sampled_from([1.0, 1e-4]))
 @settings(max_examples=40, deadline=None)
 def test_bounds_hold_in_a_box_and_are_reached(seed: int, scale: float) -> None:

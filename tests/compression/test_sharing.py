@@ -10,11 +10,10 @@ from torch import Tensor
 import leanbayes as lb
 from leanbayes.compression.assignment import Assignment, assign_components, dissolve
 from leanbayes.compression.clustering import kmeans
-from leanbayes.compression.counts import paper_parameters
 from leanbayes.compression.mixture import Mixture
 from leanbayes.compression.outliers import find_outliers, top_share
 from leanbayes.compression.plane import plane_for
-from leanbayes.compression.sharing import Sharing, SharingSettings, share_codes, share_weights
+from leanbayes.compression.sharing import Sharing, SharingSettings, paper_parameters, share_codes, share_weights
 from leanbayes.compression.tiles import Tiles
 
 SETTINGS = SharingSettings(components=60, threshold=0.05, steps=8)
@@ -71,7 +70,8 @@ def test_labels_and_blends_are_those_of_all_densities() -> None:
     top = joint.sort(1, descending=True)
     sure = top.values[:, 0] - top.values[:, 1] > 1e-3
     assert torch.equal(found.labels[sure], top.indices[sure, 0])
-    distances = mixture.distances(points, found.labels)
+    apart = points.double() - mixture.mean[found.labels]
+    distances = torch.einsum("ni,nij,nj->n", apart, mixture.covariance[found.labels].inverse(), apart)
     blends = torch.zeros(len(points), dtype=torch.bool).index_fill_(0, found.blended, True)
     assert torch.equal(blends[(distances - 5.991).abs() > 1e-2], (distances > 5.991)[(distances - 5.991).abs() > 1e-2])
     assert len(found.blended) > 20

@@ -36,11 +36,6 @@ class Kinds(NamedTuple):
 _VALUES = {"codes": GAUSSIAN, "outliers": GAUSSIAN, "points": POINT, "lone_points": POINT}
 
 
-def _shapes(layout: Layout) -> list[tuple[int, ...]]:
-    """The shape of each layer in memory."""
-    return [tuple(slot.shape[dim] for dim in slot.order) for slot in layout]
-
-
 def split(posterior: SharedPosterior) -> tuple[Kinds, dict[str, Tensor], dict[str, Part]]:
     """Tell shared codes from those of one weight; returns their values, and the coded labels and blends.
 
@@ -66,7 +61,7 @@ def split(posterior: SharedPosterior) -> tuple[Kinds, dict[str, Tensor], dict[st
     outliers, lone = (labels[active & (symbols == len(shared) + kind)] for kind in (0, 1))
     sizes = [int(part.sum()) for part in np.split(active, np.cumsum(layout.sizes)[:-1])]
     parts = {
-        "mask": Part("bool", active.shape, "mask", pack_masks(active, _shapes(layout))),
+        "mask": Part("bool", active.shape, "mask", pack_masks(active, [slot.memory_shape for slot in layout])),
         "labels": Part("int32", (sum(sizes),), "symbols", pack_symbols(symbols[active], sizes, len(shared) + 3)),
     }
     if len(blended):
@@ -97,7 +92,7 @@ def join(
     parts: Mapping[str, Part], layout: Layout, codes: int, points: int, nearest: int
 ) -> tuple[Kinds, dict[str, Tensor]]:
     """Undo `split`: labels and blends."""
-    active = unpack_masks(needed(parts, "mask", "mask", (layout.numel,)).data, _shapes(layout))
+    active = unpack_masks(needed(parts, "mask", "mask", (layout.numel,)).data, [slot.memory_shape for slot in layout])
     sizes = [int(part.sum()) for part in np.split(active, np.cumsum(layout.sizes)[:-1])]
     shared = codes + points
     symbols = unpack_symbols(needed(parts, "labels", "symbols", (sum(sizes),)).data, sizes, shared + 3)

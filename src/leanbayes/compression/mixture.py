@@ -47,13 +47,6 @@ class Mixture:
         constant = log_share - math.log(2 * math.pi) - 0.5 * (xx.log() + rest.log())
         return Factors(xx.rsqrt(), rest.rsqrt(), slope, constant)
 
-    def distances(self, points: Tensor, which: Tensor) -> Tensor:
-        """Squared Mahalanobis distance D² = (θ-m)ᵀΣ⁻¹(θ-m) of each point to its component."""
-        difference, factors = points.double() - self.mean[which], self.factors()
-        first = difference[:, 0] * factors.first[which]
-        second = (difference[:, 1] - factors.slope[which] * difference[:, 0]) * factors.second[which]
-        return first.square() + second.square()
-
     def log_joint(self, points: Tensor) -> Tensor:
         """log π_k + log N(θ_i | m_k, Σ_k), (n, K): for few points."""
         difference, factors = points.double()[:, None] - self.mean, self.factors()

@@ -4,7 +4,7 @@ import torch
 from torch import Tensor
 
 from leanbayes.errors import LeanBayesError
-from leanbayes.sparsity.replacement import highest
+from leanbayes.ranking import highest, part_of
 
 
 def above(mean: Tensor, threshold: float) -> Tensor:
@@ -17,7 +17,7 @@ def top_share(values: Tensor, share: float) -> Tensor:
     if not 0 <= share <= 1:
         raise LeanBayesError(f"A share of outliers must lie between 0 and 1, and not be {share}.")
     marked = torch.zeros_like(values, dtype=torch.bool)
-    number = int(share * values.numel() + 1e-9)  # 0.29·100 is 28.999…
+    number = int(part_of(share, values.numel()))
     return marked.index_fill_(0, highest(values.abs(), number), True) if number else marked
 
 

@@ -15,7 +15,6 @@ from leanbayes.compression import em
 from leanbayes.compression.assignment import Assignment, Dissolve, assign_components, dissolve
 from leanbayes.compression.clustering import kmeans
 from leanbayes.compression.codes import Codes
-from leanbayes.compression.counts import paper_parameters
 from leanbayes.compression.merging import MergeLimits, MergeRule, merge
 from leanbayes.compression.mixture import CHI2_95, Mixture, blended
 from leanbayes.compression.outliers import find_outliers
@@ -98,6 +97,11 @@ class Sharing:
         loc[inside], variance[inside] = self.mean[self.labels[inside]], self.std[self.labels[inside]].square()
         centre, square = blended(self.mean[self.partners], self.std[self.partners], self.alpha)
         return loc.index_copy(0, self.blended, centre), variance.index_copy(0, self.blended, square)
+
+
+def paper_parameters(outliers: int, ellipses: int, gaussians: int) -> int:
+    """Outliers + ellipses + 2·Gaussians, as in Tables 1 to 3: it leaves out σ of outliers, covariances and labels."""
+    return outliers + ellipses + 2 * gaussians
 
 
 @torch.no_grad()

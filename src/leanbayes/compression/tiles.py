@@ -85,7 +85,7 @@ class Tiles:
 
     def sample(self, step: int) -> "Tiles":
         """Sort every `step`-th point into tiles of their own: fewer, but as full."""
-        part = self.thinned(0, 1) if step == 1 else self.thinned(step // 2, step)
+        part = self.thinned(step // 2, step)
         return Tiles(torch.stack([part.x.flatten(), part.y.flatten()], 1), part.weight.flatten())
 
     def unsorted(self, values: Tensor) -> Tensor:

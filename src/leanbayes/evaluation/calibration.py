@@ -50,12 +50,6 @@ def expected_calibration_error(sums: Tensor) -> float:
     return float(_absolute_error(sums))
 
 
-def maximum_calibration_error(sums: Tensor) -> float:
-    """Largest |accuracy - confidence| of a bin with examples; nan where there is none (Guo et al. 2017)."""
-    confidence, right, count = sums[:, sums[2] > 0]
-    return float(((confidence - right).abs() / count).max()) if len(count) else float("nan")
-
-
 def classwise_ece(class_sums: Tensor) -> float:
     """Mean over the classes of the error of `class_bin_sums` (C, 3, bins); nan where nothing was counted.
 

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from leanbayes.bayesian import BayesianModel
 from leanbayes.errors import LeanBayesError
 from leanbayes.network import call_with, evaluation_mode, is_tensor_like, map_rows, output_tensor, tensors_of
+from leanbayes.prediction import Running
 from leanbayes.rules import Rule
 
 _ROWS = 64  # examples that go through the network at once
@@ -72,7 +73,7 @@ def moment_accuracy(
                     for chunk, seen in zip(chunks, layers, strict=True):
                         _pass(bnn, call, chunk, partial(_go_on, seen))
     found = {name: [seen[name] for seen in layers if name in seen] for name in layers[0]}
-    return [_joined(name or "output", parts) for name, parts in found.items() if parts[0].count == samples]
+    return [_joined(name or "output", parts) for name, parts in found.items() if parts[0].draws.count == samples]
 
 
 def accuracy_of(
@@ -158,25 +159,20 @@ def _spread(count: int, limit: int) -> Tensor:
 
 
 class _Layer:
-    """Some elements of one layer's output: what one pass says of them, and their running mean and squares (Welford)."""
+    """Some elements of one layer's output: what one pass says of them, and what the draws so far do."""
 
     def __init__(self, kind: str, value: Any, limit: int) -> None:
-        self.kind, self.random, self.count = kind, not isinstance(value, Tensor), 0
+        self.kind, self.random, self.draws = kind, not isinstance(value, Tensor), Running()
         loc, variance = (value.loc, value.variance) if self.random else (value, torch.zeros_like(value))
         self._places = _spread(loc.numel(), limit).to(loc.device)
         self.mean, self.variance = self._some(loc), self._some(variance.expand_as(loc))
-        self.true_mean = self.squares = torch.zeros_like(self.mean)
 
     def _some(self, output: Tensor) -> Tensor:
         return output.reshape(-1)[self._places].double()
 
     def add(self, output: Tensor) -> None:
         """Take in one draw."""
-        outcome = self._some(output)
-        self.count += 1
-        change = outcome - self.true_mean
-        self.true_mean = self.true_mean + change / self.count
-        self.squares = self.squares + change * (outcome - self.true_mean)
+        self.draws.update(self._some(output))
 
 
 def _begin(seen: dict[str, _Layer], limit: int, name: str, kind: str, value: Any) -> None:
@@ -190,10 +186,9 @@ def _go_on(seen: dict[str, _Layer], name: str, kind: str, value: Any) -> None:
 
 def _joined(name: str, parts: Sequence[_Layer]) -> LayerAccuracy:
     means, variances = torch.cat([part.mean for part in parts]), torch.cat([part.variance for part in parts])
-    true_variances = torch.cat([part.squares / (part.count - 1) for part in parts])
-    return accuracy_of(
-        name, parts[0].kind, means, variances, torch.cat([part.true_mean for part in parts]), true_variances
-    )
+    true_means = torch.cat([part.draws.mean for part in parts])
+    true_variances = torch.cat([part.draws.squares / (part.draws.count - 1) for part in parts])
+    return accuracy_of(name, parts[0].kind, means, variances, true_means, true_variances)
 
 
 def _pass(bnn: BayesianModel, call: Callable[..., Any], x: Any, take: Take) -> None:

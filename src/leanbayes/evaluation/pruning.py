@@ -6,9 +6,7 @@ Bayesian by default, of all members of an ensemble together.
 """
 
 import copy
-import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from fractions import Fraction
 from typing import Any, NoReturn
 
 import torch
@@ -21,6 +19,7 @@ from leanbayes.figures import Figure, Series
 from leanbayes.layout import Slot, choose
 from leanbayes.network import places
 from leanbayes.posteriors import Posterior
+from leanbayes.ranking import part_of
 
 SHARES = (0.0, 0.5, 0.75, 0.9, 0.95, 0.98, 0.99)
 
@@ -121,9 +120,8 @@ def _least(mean: Tensor, variance: Tensor, weights: Tensor, share: float, by: st
     """Mark the least important of the weights."""
     found = weights.nonzero()[:, 0]
     order = CRITERIA[by](mean[found], variance[found]).argsort(stable=True)
-    # The share is the fraction that was meant: 0.29 of 100 are 29, where 0.29 * 100 is a little less.
-    count = math.floor(Fraction(float(share)).limit_denominator(10**9) * len(found))
-    return torch.zeros_like(weights).index_fill_(0, found[order[:count]], True)
+    dropped = order[: int(part_of(share, len(found)))]
+    return torch.zeros_like(weights).index_fill_(0, found[dropped], True)
 
 
 def pruning_curve(

@@ -111,11 +111,6 @@ class Png:
         if len(start) < 24 or not start.startswith(_PNG_START):
             raise ValueError("a picture must be a PNG file in base64")
 
-    @classmethod
-    def of(cls, file: bytes, label: str = "") -> "Png":
-        """Take the bytes of a PNG file."""
-        return cls(base64.b64encode(file).decode(), label)
-
     @property
     def size(self) -> tuple[int, int]:
         """Width and height in pixels."""

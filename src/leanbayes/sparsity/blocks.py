@@ -31,7 +31,7 @@ class Blocks:
         self.shape = shape if fits and slot.numel > math.prod(shape) else (1, 1)
         self.size = math.prod(self.shape)
         self.count = slot.numel // self.size
-        self._sizes = [slot.shape[dim] for dim in slot.order]  # as they lie in memory
+        self._sizes = slot.memory_shape
         self._steps = [self.shape[dim] if dim < 2 else 1 for dim in slot.order]
 
     def of(self, positions: Tensor) -> Tensor:

@@ -2,11 +2,11 @@
 
 import math
 from collections.abc import Sequence
-from fractions import Fraction
 from typing import Literal
 
 from leanbayes.errors import LeanBayesError
 from leanbayes.layout import Layout
+from leanbayes.ranking import part_of
 
 Densities = Literal["erk", "uniform"]
 
@@ -17,8 +17,7 @@ def active_counts(layout: Layout, density: float, densities: Densities) -> list[
     erk (Erdős–Rényi kernel: Mocanu et al. 2018, Evci et al. 2020): a layer's density is proportional to the sum of its
     dimensions over their product, so small layers are dense. uniform: the first layer is dense, all others are alike.
     """
-    # The density is the fraction that was meant, as for a share of weights to prune.
-    total = round(Fraction(float(density)).limit_denominator(10**9) * layout.numel)
+    total = round(part_of(density, layout.numel))
     if total < len(layout):
         raise LeanBayesError(
             f"density={density} leaves {total} of {layout.numel} weights for {len(layout)} layers, which need at "

@@ -7,6 +7,7 @@ from torch import Tensor, nn
 
 from leanbayes.gaussian import inverse_softplus
 from leanbayes.posteriors import SparsePointPosterior, SubspacePosterior
+from leanbayes.ranking import highest
 from leanbayes.sparsity.blocks import Blocks
 
 
@@ -67,14 +68,6 @@ def _exchange(blocks: Blocks, share: float, active: Tensor, scores: Tensor, wish
     gone = torch.zeros_like(held).index_fill_(0, highest(-by_block.masked_fill(~held, torch.inf), number), True)
     come = highest(blocks.sums(wishes).masked_fill(held, -torch.inf), number)
     return gone[blocks.of(active)].nonzero()[:, 0], blocks.positions(come)
-
-
-def highest(values: Tensor, number: int) -> Tensor:
-    """Return the places of the highest values, from the highest on; the first among equals. NaN counts as 0."""
-    values = values.nan_to_num(0.0, torch.inf, -torch.inf)
-    # Which of equal values topk takes is not said, and sorting all of them takes ten times as long.
-    candidates = (values >= values.topk(number).values[-1]).nonzero()[:, 0]
-    return candidates[values[candidates].argsort(descending=True, stable=True)[:number]]
 
 
 def _known_of(parameter: nn.Parameter, optimisers: Sequence[torch.optim.Optimizer]) -> Iterator[Tensor]:

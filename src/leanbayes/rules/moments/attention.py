@@ -29,6 +29,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from leanbayes.rules import attention
+from leanbayes.rules.moments.conversions import loc_of
 from leanbayes.rules.moments.products import matmul
 from leanbayes.rules.moments.registry import moment_rule
 from leanbayes.rules.moments.softmax import saturated, share_variance
@@ -66,13 +67,13 @@ def scaled_dot_product_attention(
     if dropout_p > 0:
         return _with_dropout(query, key, value, attn_mask, dropout_p, is_causal, scale)
     loc = F.scaled_dot_product_attention(
-        _loc(query), _loc(key), _loc(value), _loc(attn_mask), is_causal=is_causal, scale=scale
+        loc_of(query), loc_of(key), loc_of(value), loc_of(attn_mask), is_causal=is_causal, scale=scale
     )
     dtype = variance_dtype(loc.dtype)
     q, k, v = (_parts(x, dtype) for x in (query, key, value))
     for x in (k, v):
         x.loc = x.loc - x.loc.mean(-2, keepdim=True)  # only differences count, and small numbers round better
-    mask = _mask(_loc(attn_mask), is_causal, query.shape[-2], key.shape[-2], loc.device, dtype)
+    mask = _mask(loc_of(attn_mask), is_causal, query.shape[-2], key.shape[-2], loc.device, dtype)
     looked = _look(q.loc, k.loc, v.loc, mask, scale)
     noise = attn_mask.variance.to(dtype) if isinstance(attn_mask, Moments) else None
     by_scores, by_values = _variances(q, k, v, looked, noise, scale)
@@ -150,10 +151,6 @@ def _variances(
 
 def _proportion(part: Tensor, whole: Tensor) -> Tensor:
     return (part / whole.clamp_min(torch.finfo(part.dtype).tiny)).detach()
-
-
-def _loc(value: Any) -> Any:
-    return value.loc if isinstance(value, Moments) else value
 
 
 def _parts(value: Any, dtype: torch.dtype) -> Moments:

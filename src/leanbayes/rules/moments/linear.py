@@ -23,6 +23,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from leanbayes.rules.moments.conversions import loc_of
 from leanbayes.rules.moments.registry import moment_rule, unsupported
 from leanbayes.rules.moments.value import Moments, shrunk, variance_dtype
 from leanbayes.rules.weights import LinearUse, form_of, linear_in_weight
@@ -30,11 +31,6 @@ from leanbayes.rules.weights import LinearUse, form_of, linear_in_weight
 _TRANSPOSED = {F.conv_transpose1d, F.conv_transpose2d, F.conv_transpose3d}
 _GEOMETRY = {"stride", "padding", "dilation", "output_padding"}
 _FEW = 4  # output channels of a group for which the variance is computed pixel by pixel
-
-
-def loc_of(value: Any) -> Any:
-    """The mean of a value, or a tensor as it is."""
-    return value.loc if isinstance(value, Moments) else value
 
 
 @moment_rule(linear_in_weight)

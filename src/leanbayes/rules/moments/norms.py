@@ -16,14 +16,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from leanbayes.rules.moments.conversions import loc_of
 from leanbayes.rules.moments.registry import moment_rule, named, unsupported
 from leanbayes.rules.moments.value import Moments, shrunk, variance_dtype
 
 Value = Moments | Tensor
-
-
-def _loc_of(value: Any) -> Any:
-    return value.loc if isinstance(value, Moments) else value
 
 
 def _as_moments(*values: Any) -> Moments:
@@ -58,7 +55,7 @@ def _affine(x: Moments, loc: Tensor, weight: Value | None, bias: Value | None) -
     if weight is None:
         result = x.like_total(loc, x.variance, x.common, x.grid)
     else:
-        result = _scaled(x, loc, _loc_of(weight).to(x.variance.dtype))
+        result = _scaled(x, loc, loc_of(weight).to(x.variance.dtype))
     # Positions share the noise of γ and β, but as x̂ differs between them, it is kept as noise of their own.
     total = result.variance
     if isinstance(weight, Moments):
@@ -90,7 +87,7 @@ def batch_norm(
         spread, mean = torch.var_mean(m, [dim for dim in range(dims) if dim != 1], correction=0)
     else:  # read before they change
         spread, mean = running_var.to(dtype), running_mean.to(dtype)
-    loc = F.batch_norm(x.loc, running_mean, running_var, _loc_of(weight), _loc_of(bias), training, momentum, eps)
+    loc = F.batch_norm(x.loc, running_mean, running_var, loc_of(weight), loc_of(bias), training, momentum, eps)
     scale = (spread + eps).rsqrt()
     if not isinstance(weight, Moments) and not isinstance(bias, Moments):
         slope = scale if weight is None else scale * weight.to(dtype)
@@ -191,7 +188,7 @@ def _finished(
     """Bring x̂ into the shape of x again and apply γ and β; `plain` is the result without noise."""
     excess = excess.reshape(x.shape)
     if weight is not None:
-        excess = excess * _loc_of(weight)
+        excess = excess * loc_of(weight)
     loc = plain if x.within.activations == "taylor" else (plain + excess).to(plain.dtype)
     return _affine(normalised.reshaped(normalised.loc.reshape(x.shape)), loc, weight, bias)
 
@@ -215,7 +212,7 @@ def layer_norm(
 ) -> Moments:
     """Normalise over the last dimensions."""
     x = _as_moments(input, weight, bias)
-    plain = F.layer_norm(x.loc, normalized_shape, _loc_of(weight), _loc_of(bias), eps)
+    plain = F.layer_norm(x.loc, normalized_shape, loc_of(weight), loc_of(bias), eps)
     return _finished(x, plain, *_normalised(*_last_dims(x, len(normalized_shape)), eps), weight, bias)
 
 
@@ -225,7 +222,7 @@ def rms_norm(
 ) -> Moments:
     """Normalise over the last dimensions, without the mean."""
     x = _as_moments(input, weight)
-    plain = F.rms_norm(x.loc, normalized_shape, _loc_of(weight), eps)
+    plain = F.rms_norm(x.loc, normalized_shape, loc_of(weight), eps)
     eps = torch.finfo(variance_dtype(x.dtype)).eps if eps is None else eps
     normalised = _normalised(*_last_dims(x, len(normalized_shape)), eps, centred=False)
     return _finished(x, plain, *normalised, weight, None)
@@ -248,7 +245,7 @@ def group_norm(
 ) -> Moments:
     """Normalise over positions and groups of channels."""
     x = _as_moments(input, weight, bias)
-    plain = F.group_norm(x.loc, num_groups, _loc_of(weight), _loc_of(bias), eps)
+    plain = F.group_norm(x.loc, num_groups, loc_of(weight), loc_of(bias), eps)
     weight, bias = _per_channel(weight, x.dim()), _per_channel(bias, x.dim())
     return _finished(x, plain, *_normalised(*_in_groups(x, num_groups), eps), weight, bias)
 
@@ -269,7 +266,7 @@ def instance_norm(
         return batch_norm(input, running_mean, running_var, weight, bias, False, momentum, eps)
     x = _as_moments(input, weight, bias)
     plain = F.instance_norm(
-        x.loc, running_mean, running_var, _loc_of(weight), _loc_of(bias), use_input_stats, momentum, eps
+        x.loc, running_mean, running_var, loc_of(weight), loc_of(bias), use_input_stats, momentum, eps
     )
     weight, bias = _per_channel(weight, x.dim()), _per_channel(bias, x.dim())
     return _finished(x, plain, *_normalised(*_in_groups(x, x.shape[1]), eps), weight, bias)

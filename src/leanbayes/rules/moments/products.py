@@ -16,6 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from leanbayes.rules.moments.conversions import loc_of
 from leanbayes.rules.moments.registry import moment_rule, named, unsupported
 from leanbayes.rules.moments.softmax import Shares
 from leanbayes.rules.moments.value import Moments, variance_dtype
@@ -26,7 +27,7 @@ _PROBE = "Z"
 
 def matmul(input: Any, other: Any) -> Any:
     """Multiply matrices, as torch.matmul does, with broadcasting and vectors."""
-    loc = torch.matmul(_loc(input), _loc(other))
+    loc = torch.matmul(loc_of(input), loc_of(other))
     batch = _LETTERS[: max(input.dim(), other.dim(), 2) - 2]
     left = "X" if input.dim() == 1 else batch[len(batch) - input.dim() + 2 :] + "WX"
     right = "X" if other.dim() == 1 else batch[len(batch) - other.dim() + 2 :] + "XY"
@@ -46,7 +47,7 @@ def _reflected(input: Any, other: Any) -> Any:
 
 @moment_rule(*named("baddbmm"))
 def _baddbmm(input: Any, batch1: Any, batch2: Any, *, beta: float = 1, alpha: float = 1) -> Any:
-    loc = torch.baddbmm(_loc(input), _loc(batch1), _loc(batch2), beta=beta, alpha=alpha)
+    loc = torch.baddbmm(loc_of(input), loc_of(batch1), loc_of(batch2), beta=beta, alpha=alpha)
     product = matmul(batch1, batch2)
     total = alpha * product + beta * input
     return total.like(loc, total.independent, total.common, total.grid)
@@ -56,7 +57,7 @@ def _baddbmm(input: Any, batch1: Any, batch2: Any, *, beta: float = 1, alpha: fl
 def _einsum(equation: str, *operands: Any) -> Any:
     if len(operands) == 1 and isinstance(operands[0], (list, tuple)):
         operands = tuple(operands[0])
-    loc = torch.einsum(equation, *(_loc(x) for x in operands))
+    loc = torch.einsum(equation, *(loc_of(x) for x in operands))
     if len(operands) > 2:
         raise unsupported("torch.einsum of more than two values", "multiply them two at a time.")
     inputs, _, out = equation.replace(" ", "").partition("->")
@@ -93,16 +94,12 @@ def _spell_out(labels: list[str], out: str, dims: list[int], explicit: bool) -> 
     return labels, out.replace("...", rest)
 
 
-def _loc(value: Any) -> Any:
-    return value.loc if isinstance(value, Moments) else value
-
-
 def _product(a: Any, b: Any, left: str, right: str, out: str, loc: Tensor) -> Moments:
     """The moments of einsum("left,right->out", a, b), whose mean is `loc`."""
     like = a if isinstance(a, Moments) else b
     dtype = variance_dtype(loc.dtype)
     equation = f"{left},{right}->{out}"
-    m_a, m_b = (_loc(x).to(dtype) for x in (a, b))
+    m_a, m_b = (loc_of(x).to(dtype) for x in (a, b))
     parts = [x.plain() if isinstance(x, Moments) else None for x in (a, b)]
     terms: list[Any] = []
     if parts[1] is not None:

@@ -12,6 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from leanbayes.rules.moments.context import Pass
+from leanbayes.rules.moments.conversions import loc_of
 from leanbayes.rules.moments.registry import moment_rule, unsupported
 from leanbayes.rules.moments.value import Moments
 
@@ -29,7 +30,7 @@ def _gru(inputs: Any, recurrent: Any, state: State) -> State:
     (r, z, n), (own_r, own_z, own_n) = inputs.chunk(3, -1), recurrent.chunk(3, -1)
     old, new, keep = state[0], torch.tanh(n + torch.sigmoid(r + own_r) * own_n), torch.sigmoid(z + own_z)
     # (1 - z) new + z old, to first order: written out, each noise would come in twice, as if it were another.
-    share, gap = _loc(keep), _loc(old) - _loc(new)
+    share, gap = loc_of(keep), loc_of(old) - loc_of(new)
     return ((1 - share) * new + share * old + gap * torch.sub(keep, share),)
 
 
@@ -57,7 +58,7 @@ def _register(name: str, cell: Cell) -> None:
     @moment_rule(step)
     def answer_step(input: Any, hx: Any, w_ih: Any, w_hh: Any, b_ih: Any = None, b_hh: Any = None) -> Any:
         hidden = tuple(hx) if isinstance(hx, (tuple, list)) else (hx,)
-        plain = step(_loc(input), _locs(hx), *map(_loc, (w_ih, w_hh, b_ih, b_hh)))
+        plain = step(loc_of(input), _locs(hx), *map(loc_of, (w_ih, w_hh, b_ih, b_hh)))
         state = cell(F.linear(input, w_ih, b_ih), F.linear(hidden[0], w_hh, b_hh), hidden)
         state = tuple(_at_rest(s, p) for s, p in zip(state, plain if len(hidden) > 1 else [plain], strict=True))
         return state if len(state) > 1 else state[0]
@@ -99,7 +100,7 @@ def _run(
     within.batch_first = outer
     results = [x if batch_first else x.transpose(0, 1), *(_stack(part, 0) for part in zip(*last, strict=True))]
     if not (train and dropout > 0 and num_layers > 1):
-        plain = function(_loc(input), _locs(hx), _locs(weights), *settings)
+        plain = function(loc_of(input), _locs(hx), _locs(weights), *settings)
         results = [_at_rest(value, loc) for value, loc in zip(results, plain, strict=True)]
     return tuple(results)
 
@@ -132,12 +133,8 @@ def _walk(cell: Cell, x: Any, state: State, own: _Weights, backwards: bool, with
     return outputs[::-1] if backwards else outputs, state
 
 
-def _loc(value: Any) -> Any:
-    return value.loc if isinstance(value, Moments) else value
-
-
 def _locs(values: Any) -> Any:
-    return [_loc(value) for value in values] if isinstance(values, (tuple, list)) else _loc(values)
+    return [loc_of(value) for value in values] if isinstance(values, (tuple, list)) else loc_of(values)
 
 
 def _at_rest(value: Any, plain: Tensor) -> Any:
@@ -153,7 +150,7 @@ def _stack(values: Sequence[Any], dim: int) -> Any:
     parts = [value.plain() for value in values if isinstance(value, Moments)]
     if not parts:
         return torch.stack(list(values), dim)
-    loc = torch.stack([_loc(value) for value in values], dim)
+    loc = torch.stack([loc_of(value) for value in values], dim)
     independent = torch.stack([p.independent.expand(p.shape) for p in parts], dim)
     if all(p.common is None for p in parts):
         return parts[0].like(loc, independent)

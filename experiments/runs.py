@@ -1,0 +1,175 @@
+"""Trained runs and comparisons of them: reading, what is told of each, lines over their seeds, and what is written."""
+
+import argparse
+import dataclasses
+import itertools
+import json
+import math
+import statistics
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from drawing import draw
+from panels import Picture, sheet
+
+import leanbayes as lb
+from leanbayes.cli.runs import TrainedRun, method_name, open_run
+from leanbayes.data import Data
+from leanbayes.errors import LeanBayesError
+from leanbayes.figures import Figure, Series
+
+SCORES = ("accuracy", "nll", "brier", "ece")
+NAMES = {"accuracy": "Accuracy", "nll": "NLL", "brier": "Brier score", "ece": "ECE", "entropy": "Entropy"}
+COSTS = ("kilo_trained", "file_kb", "predict_time_ratio", "train_gflops", "predict_mflops")
+OVER_SEEDS = "The mean over the seeds, from the least to the most."
+
+# -- reading ----------------------------------------------------------------------------------------------------------
+
+
+def folders(given: Path) -> list[Path]:
+    """Find the runs in a folder."""
+    found = [given] if (given / "run.json").is_file() else sorted(path.parent for path in given.glob("*/run.json"))
+    if not found:
+        raise LeanBayesError(f"There is no run in {given} (it has no run.json): check the path.")
+    return found
+
+
+def opened(args: argparse.Namespace) -> Iterator[tuple[TrainedRun, Data]]:
+    """Open the runs in the given folders one after the other; data are read once."""
+    known: dict[str, Data] = {}
+    for place in itertools.chain.from_iterable(folders(given) for given in args.runs):
+        run = open_run(place, args.device)
+        source = json.dumps(run.record["config"]["source"])
+        if source not in known:
+            known[source] = run.data(args.root)
+        print(f"{name_of(run.model.method)}, seed {run.record['config']['recipe']['seed']} ...", flush=True)
+        yield run, known[source]
+
+
+def read_comparison(path: Path) -> dict[str, Any]:
+    """Read what `leanbayes compare` has written."""
+    try:
+        found = json.loads(path.read_text())
+        if found["recipe"] and all(run["method"]["type"] and run["scores"] for run in found["results"]):
+            return found
+    except (OSError, ValueError, LookupError, TypeError):
+        pass
+    raise LeanBayesError(f"{path} cannot be read: give a compare.json that leanbayes compare has written.")
+
+
+# -- what is told of them ---------------------------------------------------------------------------------------------
+
+
+def name_of(method: lb.Method) -> str:
+    """Name a method by what these experiments change of it."""
+    if not isinstance(method, lb.PBN):
+        return method_name(method)
+    return f"PBN {100 * method.rate:g} %" + ("" if chosen_well(method) else f", {method.sensitivity}")
+
+
+def chosen_well(method: lb.PBN) -> bool:
+    """Whether the weights are chosen as usual, and not for comparison."""
+    return method.sensitivity == lb.PBN.sensitivity
+
+
+def rate_of(method: lb.Method) -> float | None:
+    """Return the share of Bayesian weights; None of a method that has no such weights at any rate."""
+    if isinstance(method, lb.PBN):
+        return method.rate
+    return {lb.Deterministic: 0.0, lb.MeanField: 1.0}.get(type(method))
+
+
+def about(run: TrainedRun) -> dict[str, Any]:
+    """Tell what a run is."""
+    settings = run.record["config"]
+    return {
+        "name": name_of(run.model.method),
+        "rate": rate_of(run.model.method),
+        "seed": settings["recipe"]["seed"],
+        **{key: settings[key] for key in ("method", "model", "recipe")},
+        "source": {**settings["source"], "name": Path(settings["source"]["name"]).name},
+    }
+
+
+def compared(results: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """Write what all runs have in common once, and then the runs."""
+    if not results:
+        raise LeanBayesError("There is no run of use to this experiment: give others.")
+    common = {key: results[0][key] for key in ("source", "model")}
+    if any(one[key] != value for one in results for key, value in common.items()):
+        raise LeanBayesError("The runs are of several data sets or networks: give those of one.")
+    recipe = {key: value for key, value in results[0]["recipe"].items() if key != "seed"}
+    for one in results:
+        for key in ("source", "model", "recipe"):
+            del one[key]
+    return {**common, "recipe": recipe, "results": list(results)}
+
+
+def task_of(values: Mapping[str, Any]) -> str:
+    """Name the network and the data."""
+    return f"{values['model']['name']} on {values['source']['name']}"
+
+
+def by_name(results: Iterable[dict[str, Any]]) -> dict[str, list[dict[str, Any]]]:
+    """Bring the runs of each method together."""
+    found: dict[str, list[dict[str, Any]]] = {}
+    for result in results:
+        found.setdefault(result["name"], []).append(result)
+    return found
+
+
+def in_order(result: Mapping[str, Any]) -> tuple[bool, float, str]:
+    """Sort methods by their rates, those without one first and those for comparison last."""
+    rate = result["rate"]
+    return "," in result["name"], -1.0 if rate is None else rate, f"{result['name']} {result['seed']}"
+
+
+# -- lines ------------------------------------------------------------------------------------------------------------
+
+
+def lines_figure(key: str, y: str, x: str, series: Iterable[Series], caption: str = OVER_SEEDS, **more: Any) -> Figure:
+    """Make a figure whose title is its vertical axis."""
+    return Figure(key, y, "lines", x, y, caption, tuple(series), **more)
+
+
+def banded(name: str, x: Sequence[float], values: Sequence[Sequence[float]]) -> Series:
+    """Make a line of the means of some values at each place, with a band from the least to the most."""
+    band = (tuple(map(min, values)), tuple(map(max, values))) if max(map(len, values)) > 1 else ((), ())
+    return Series(name, tuple(x), tuple(map(statistics.fmean, values)), *band)
+
+
+# -- what is written --------------------------------------------------------------------------------------------------
+
+
+@dataclasses.dataclass
+class Found:
+    """What an experiment has found: plain values, SVG files and rows of pictures, by the names of their files."""
+
+    values: dict[str, Any]
+    drawings: dict[str, str] = dataclasses.field(default_factory=dict)
+    sheets: dict[str, list[list[Picture]]] = dataclasses.field(default_factory=dict)
+
+    def draw(self, folder: Path) -> None:
+        """Write the figures into a folder."""
+        folder.mkdir(parents=True, exist_ok=True)
+        for name, text in self.drawings.items():
+            (folder / f"{name}.svg").write_text(text, encoding="utf-8")
+        for name, rows in self.sheets.items():
+            sheet(rows, folder / f"{name}.png")
+
+
+def plain(value: Any) -> Any:
+    """Write nan and infinity as JSON can: null."""
+    if isinstance(value, dict):
+        return {key: plain(one) for key, one in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [plain(one) for one in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def save(figures: Iterable[Figure], folder: Path) -> None:
+    """Write figures as SVG files."""
+    folder.mkdir(parents=True, exist_ok=True)
+    for figure in figures:
+        (folder / f"{figure.key}.svg").write_text(draw(figure), encoding="utf-8")
