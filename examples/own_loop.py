@@ -26,9 +26,9 @@ def main() -> None:
     training.optimisers = [means, spreads]
     for epoch in range(epochs):
         for x, y in batches.epoch(epoch):
-            method.before_step(training)
             # A cold posterior, whose KL comes in over the first half: there are more weights than images.
             training.temperature = 1e-3 * min(1.0, 2 * training.step / training.steps)
+            method.before_step(training)
             loss = lb.elbo(bnn, x, y, num_data=training.num_data, temperature=training.temperature)
             loss.backward()
             for optimiser in training.optimisers:

@@ -118,6 +118,10 @@ ARGUMENTS: dict[str, tuple[Callable[[], Any], str]] = {
     "no samples, predict": (lambda: bnn().predict(X, samples=0), "samples=0 at least 1"),
     "no samples, method": (lambda: lb.MeanField(samples=0), "samples=0 at least 1"),
     "too many members": (lambda: bnn(lb.Ensemble(members=2)).predict(X, samples=3), "samples=3 1 to 2"),
+    "learned likelihood": (
+        lambda: lb.elbo(bnn(), X, REAL, num_data=9, likelihood=lb.Gaussian(learned=True)),
+        "Gaussian optimiser lb.bayesianize(..., likelihood=...)",
+    ),
     "unknown over": (lambda: lb.elbo(bnn(), X, Y, num_data=9, over="x"), "'x' accumulate fold"),  # type: ignore[arg-type]
     "folding one draw": (lambda: lb.elbo(bnn(), X, Y, num_data=9, samples=2, over="fold"), "accumulate local flipout"),
     "plain network": (lambda: lb.elbo(model(), X, Y, num_data=9), "Sequential lb.bayesianize"),
@@ -198,6 +202,10 @@ class StaticAttention(nn.Module):
 class Positive(nn.Linear):
     def forward(self, input: Tensor) -> Tensor:
         return F.linear(input, torch.exp(self.weight))
+
+
+def test_a_loss_that_is_not_finite_has_an_error_of_its_own() -> None:
+    expect(lambda: lb.elbo(bnn(), spoilt(X, NAN), Y, num_data=9), "inputs NaN clean", lb.NotFiniteError)
 
 
 def test_output_must_hold_a_tensor() -> None:

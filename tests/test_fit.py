@@ -82,6 +82,14 @@ def test_the_spreads_move(tmp_path: Path) -> None:
     assert read_record(tmp_path)["history"][-1]["kl"] == pytest.approx(bnn.kl().item())
 
 
+def test_the_command_of_a_run_names_no_folders_of_its_machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    words = ["--data", "/home/me/pets", "--config=/home/me/a.yaml", "--start", "~/runs/first", "--root", "/data"]
+    monkeypatch.setattr(sys, "argv", ["/usr/bin/leanbayes", "fit", "mean-field", *words, "--epochs", "1"])
+    train(out=tmp_path)
+    told = read_record(tmp_path)["command"]
+    assert told == "leanbayes fit mean-field --data pets --config=a.yaml --start first --epochs 1"
+
+
 def test_a_data_set_by_its_name(tmp_path: Path) -> None:
     from leanbayes.models import build
 
@@ -589,7 +597,11 @@ def test_fit_is_imported_only_when_asked_for() -> None:
     subprocess.run([sys.executable, "-c", code], check=True)
     missing = "import sys; sys.modules['accelerate'] = None; import leanbayes as lb; lb.fit"
     told = subprocess.run([sys.executable, "-c", missing], capture_output=True, text=True, check=False).stderr
-    assert told.splitlines()[-1].endswith("lb.fit needs accelerate: pip install 'leanbayes[train,data]'.")
+    assert told.splitlines()[-1].endswith("lb.fit needs accelerate: pip install 'leanbayes[train]'.")
+    absent = "import sys; sys.modules['accelerate'] = None; from leanbayes import *; import leanbayes as lb; MeanField"
+    subprocess.run([sys.executable, "-c", f"{absent}; assert not hasattr(lb, 'fit')"], check=True)
+    without_data = "import sys; sys.modules |= {'sklearn': None, 'PIL': None}; import leanbayes as lb; lb.fit"
+    subprocess.run([sys.executable, "-c", without_data], check=True)
 
 
 @pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])

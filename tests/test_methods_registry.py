@@ -8,7 +8,7 @@ import pytest
 import leanbayes as lb
 from leanbayes import config
 from leanbayes.method import Method
-from leanbayes.methods import METHODS, get_method, parse_method
+from leanbayes.methods import METHODS, describe_method, get_method, parse_method
 from leanbayes.training import Recipe
 
 
@@ -80,6 +80,8 @@ SPECS: dict[str, Method] = {
     "mean-field:relative=True": lb.MeanField(),
     "mean-field:prior.scale=fan_in,prior.gain=2": lb.MeanField(prior=lb.Normal("fan_in", gain=2)),
     "mean-field:prior.center=pretrained": lb.MeanField(prior=lb.Normal(center="pretrained")),
+    "mean-field:prior=ScaleMixture(),samples=3": lb.MeanField(prior=lb.ScaleMixture(), samples=3),
+    "pbn:rate=0.1,prior=ScaleMixture(pi=0.3, wide=1.0),seed=2": lb.PBN(0.1, prior=lb.ScaleMixture(0.3, 1.0), seed=2),
     "ensemble:members=2,seed=7": lb.Ensemble(2, seed=7),
     "mc-dropout:rate=None": lb.MCDropout(),
     "mc-dropout:rate=none": lb.MCDropout(),
@@ -92,6 +94,24 @@ def test_settings_are_read_from_a_text(text: str) -> None:
     found = parse_method(text)
     assert found == SPECS[text]
     assert str(found) == str(SPECS[text])  # True == 1 and 2 == 2.0, so it is looked at closer
+
+
+DESCRIBED: list[Method] = [
+    *METHODS.values(),
+    lb.MeanField(prior=lb.ScaleMixture(0.3, 2.0, 1e-3), rule="local", samples=5),
+    lb.MeanField(prior=lb.Normal("fan_in", "pretrained", 2.0), relative=False),
+    lb.PBN.paper(),
+    lb.SSVI.paper(),
+    lb.VDP.paper(),
+    lb.WeightSharing.paper(),
+    lb.WeightSharing(components=None, prior=lb.ScaleMixture()),
+    lb.MCDropout(),
+]
+
+
+@pytest.mark.parametrize("method", DESCRIBED, ids=describe_method)
+def test_what_describes_a_method_is_read_as_the_same(method: Method) -> None:
+    assert parse_method(describe_method(method)) == method
 
 
 MISTAKES: dict[str, tuple[str, ...]] = {
@@ -112,6 +132,11 @@ MISTAKES: dict[str, tuple[str, ...]] = {
     "mean-field:relative=maybe": ("relative='maybe'", "true or false"),
     "mean-field:relative=1": ("relative=1", "true or false"),
     "mean-field:prior=wide": ("prior", "lb.Normal"),
+    "mean-field:prior=ScaleMixture(wid=1)": ("'wid'", "did you mean wide?"),
+    "mean-field:prior=ScaleMixture(pi=2)": ("pi=2", "between 0 and 1"),
+    "mean-field:prior=ScaleMixture(pi=": ("prior", "lb.Normal"),
+    "mean-field:prior=ScaleMixture(0.3)": ("'0.3'", "mean-field:prior", "setting=value"),
+    "mean-field:prior=Cauchy(scale=1)": ("prior", "lb.Normal"),
     "mean-field:prior.scale=wide": ("scale='wide'", "a number", "fan_in"),
     "mean-field:prior.skale=1": ("'skale'", "did you mean scale?"),
     "mean-field:prior.scale.deep=1": ("scale=", "deep"),

@@ -256,12 +256,19 @@ def test_wrapped_models_are_called_through_their_wrapper(wrap: Any, samples: int
 
 def test_likelihood_is_remembered() -> None:
     bnn = lb.bayesianize(nn.Linear(6, 2), lb.MeanField())
-    likelihood, x, y = lb.Gaussian(0.5, learned=True), torch.randn(4, 6), torch.randn(4, 2)
+    likelihood, x, y = lb.Gaussian(0.5), torch.randn(4, 6), torch.randn(4, 2)
     lb.elbo(bnn, x, y, num_data=N, likelihood=likelihood, samples=2).backward()
     assert bnn.likelihood is likelihood
-    assert likelihood.rho is not None
-    assert likelihood.rho.grad is not None
     assert isinstance(bnn.predict(x), lb.RegressionPrediction)
+
+
+def test_the_models_own_learned_likelihood_is_trained() -> None:
+    likelihood, x, y = lb.Gaussian(0.5, learned=True), torch.randn(4, 6), torch.randn(4, 2)
+    bnn = lb.bayesianize(nn.Linear(6, 2), lb.MeanField(), likelihood=likelihood)
+    lb.elbo(bnn, x, y, num_data=N, likelihood=bnn.likelihood, samples=2).backward()
+    assert isinstance(bnn.likelihood, lb.Gaussian)
+    assert bnn.likelihood.rho is not None
+    assert bnn.likelihood.rho.grad is not None
 
 
 def test_ensemble_members_train_as_if_alone() -> None:

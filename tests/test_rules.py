@@ -54,6 +54,7 @@ USES: dict[str, tuple[tuple[int, ...], Tensor, Callable[[Tensor, Any], Tensor]]]
     "matmul": ((4, 3), rand(2, 4), lambda x, w: x @ w),
     "matmul of a transpose": ((3, 4), rand(2, 4), lambda x, w: torch.matmul(x, w.t())),
     "addmm": ((4, 3), rand(2, 4), lambda x, w: torch.addmm(BIAS, x, w)),
+    "addmm with factors": ((4, 3), rand(2, 4), lambda x, w: torch.addmm(BIAS, x, w, beta=2, alpha=0.5)),
     "reshaped": ((12,), rand(2, 4), lambda x, w: F.linear(x, w.view(3, 4))),
     "sliced": ((6, 4), rand(2, 4), lambda x, w: F.linear(x, w[:3], BIAS)),
     "chunked": ((6, 4), rand(2, 4), lambda x, w: F.linear(x, w.chunk(2)[1])),
@@ -180,6 +181,8 @@ def test_attention_without_a_batch_and_across_sequences() -> None:
         (lambda x, w: F.linear(w, x), "linear"),
         (lambda x, w: x + w, "add"),
         (lambda x, w: F.linear(x, w - 1), "arithmetic"),
+        (lambda x, w: F.linear(x, w[:1].expand(8, 4)), "copies"),
+        (lambda x, w: F.linear(x, w[[0, 1, 2, 3, 0]]), "copies"),
     ],
 )
 def test_an_operation_without_a_formula_is_named(

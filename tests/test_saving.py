@@ -1,5 +1,6 @@
 """Files: what was saved comes back bit by bit, and whatever is not such a file gets one clear sentence."""
 
+import copy
 import errno
 import itertools
 import json
@@ -22,6 +23,7 @@ from torch import Tensor, nn
 
 import leanbayes as lb
 from leanbayes import config, saving
+from leanbayes.rules import MomentPropagation
 
 PRIORS: dict[str, Any] = {
     "normal": lb.Normal(0.3),
@@ -118,6 +120,19 @@ def test_a_file_tells_how_many_weights_are_bayesian(method: lb.Method, share: fl
     found = saving.describe(tmp_path / "file")
     assert (found["bayesian_weights"], found["weights"]) == (share * 160, 160)
     assert f"{share * 160:.0f} Bayesian weights" in repr(bnn)
+
+
+@pytest.mark.parametrize("method", [lb.MeanField(), lb.VDP(), lb.VDP.paper()], ids=["mean-field", "vdp", "paper"])
+def test_a_rule_with_settings_comes_back(method: lb.Method, tmp_path: Path) -> None:
+    bnn = lb.bayesianize(CASES["mlp"].build(), method)
+    for rule in (MomentPropagation("none", "taylor"), MomentPropagation(maps=True), MomentPropagation()):
+        bnn.rule = rule
+        assert round_trip(bnn, CASES["mlp"].build(), tmp_path).current_rule == rule
+    bnn.rule = "sample"
+    assert round_trip(copy.deepcopy(bnn), CASES["mlp"].build(), tmp_path).rule == "sample"
+    bnn.rule = "moments"
+    assert round_trip(bnn, CASES["mlp"].build(), tmp_path).current_rule == method.make_rule("moments")
+    assert saving.describe(tmp_path / "model.safetensors")["rule"] == "moments"
 
 
 def test_the_networks_own_dropout_comes_back(tmp_path: Path) -> None:
@@ -293,6 +308,7 @@ HEADERS: dict[str, tuple[Callable[[dict[str, Any]], Any], str]] = {
     "future version": (lambda h: h.update(version=99), "99"),
     "no version": (lambda h: h.pop("version"), "version"),
     "unknown rule": (lambda h: h.update(rule="guess"), "guess"),
+    "rule of another type": (lambda h: h.update(rule=h["method"]), "unknown|header"),
     "unknown trained rule": (lambda h: h.update(trained_rule="guess"), "guess"),
     "no layout": (lambda h: h.pop("layout"), "layout"),
     "no names": (lambda h: h["layout"][0].update(names=[]), "header"),
@@ -312,6 +328,13 @@ def test_a_header_that_does_not_fit_is_refused(name: str, saved: Path) -> None:
     rewrite(saved, change)
     text = refused(saved)
     assert any(part in text for part in message.split("|")), text
+
+
+def test_a_layout_that_no_file_has_is_not_described(saved: Path) -> None:
+    rewrite(saved, HEADERS["bad dtype"][0])
+    with pytest.raises(lb.FileFormatError, match="float33") as caught:
+        saving.describe(saved)
+    one_sentence(caught.value)
 
 
 def test_foreign_files_are_refused(tmp_path: Path) -> None:

@@ -119,7 +119,27 @@ def test_autocast_and_other_dtypes_take_the_dense_way(way: list[str]) -> None:
     weight, x = make((64, 64)), torch.randn(2, 64)
     with torch.autocast("cpu", torch.bfloat16):
         assert F.linear(x, weight).dtype == torch.bfloat16
+    for dtype in (torch.bfloat16, torch.float16):
+        coarse = weight.to(dtype)
+        assert torch.equal(F.linear(x.to(dtype), coarse), F.linear(x.to(dtype), coarse.loc))
     assert not way
+
+
+def test_settings_of_a_convolution_may_be_lists() -> None:
+    weight, x = make((6, 4, 3, 3), 0.3), torch.randn(2, 4, 7, 7)
+    where: Any = ([2, 2], [1, 0], [1, 2])
+    torch.testing.assert_close(F.conv2d(x, weight, None, *where), F.conv2d(x, weight.loc, None, *where))
+
+
+def test_each_dtype_is_measured(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.undo()
+    for weight, x, function in (
+        (make((64, 64)), torch.randn(2, 64), F.linear),
+        (make((6, 4, 3, 3)), torch.randn(2, 4, 5, 5), F.conv2d),
+    ):
+        for dtype in (torch.float32, torch.float64, torch.float32):
+            function(x.to(dtype), weight.to(dtype))
+        assert [call[0] for call in weight.pattern.chosen] == [torch.float32, torch.float64]
 
 
 def test_large_sparse_matrices_suit(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -198,6 +218,12 @@ def test_predictions_are_those_of_dense_weights(name: str, rule: str, monkeypatc
     monkeypatch.setattr(Pattern, "suits", False)
     dense = bnn.predict(x, 3, rule=rule, generator=torch.Generator().manual_seed(1)).probs
     torch.testing.assert_close(found, dense)
+
+
+def test_a_model_in_half_precision_predicts() -> None:
+    network, x = networks()["mlp"]
+    bnn = lb.bayesianize(network, lb.SSVI(density=0.2)).eval().to(torch.bfloat16)
+    assert bnn.predict(x.bfloat16(), 2).probs.isfinite().all()
 
 
 def test_weights_of_other_positions_are_seen() -> None:

@@ -154,6 +154,24 @@ def test_a_subspace_goes_on_as_it_is() -> None:
     torch.testing.assert_close(dense.posterior.mean(), first.posterior.mean())
 
 
+@pytest.mark.parametrize("pattern", ["weight", "2x2"])
+def test_the_weights_that_fill_the_room_for_more_are_random(pattern: str) -> None:
+    first = lb.bayesianize(nn.Linear(40, 40), lb.SSVI(0.1, pattern=pattern))
+    kept = subspace(first).index
+
+    def added(seed: int) -> Tensor:
+        index = subspace(lb.bayesianize(first, lb.SSVI(0.5, pattern=pattern, seed=seed))).index
+        assert torch.isin(kept, index).all()
+        return index[~torch.isin(index, kept)]
+
+    new = added(0)
+    assert len(new) == 640
+    assert torch.equal(new, added(0))
+    assert not torch.equal(new, added(1))
+    rows = torch.bincount(new // 40, minlength=40)  # the first positions alone would leave the last rows empty
+    assert rows.min() > 0
+
+
 def test_points_of_rigl_get_the_first_spread() -> None:
     rigl = lb.bayesianize(CASES["cnn"].build(), lb.RigL(0.3))
     bnn = lb.bayesianize(rigl, lb.SSVI(0.3, init_std=0.01))

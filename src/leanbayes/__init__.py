@@ -1,10 +1,18 @@
 """leanbayes: efficient, scalable Bayesian neural networks for PyTorch."""
 
+from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
 from leanbayes.bayesian import BayesianModel, bayesianize
 from leanbayes.compression.file import CompactFile, compress
-from leanbayes.errors import FileFormatError, LeanBayesError, RuleMismatchWarning, UnsupportedOperation
+from leanbayes.errors import (
+    FileFormatError,
+    LeanBayesError,
+    MissingPackageError,
+    NotFiniteError,
+    RuleMismatchWarning,
+    UnsupportedOperation,
+)
 from leanbayes.export import export_onnx, export_program
 from leanbayes.likelihoods import Bernoulli, Categorical, Gaussian, HeteroscedasticGaussian
 from leanbayes.method import Method, Stage, Training
@@ -17,7 +25,7 @@ from leanbayes.saving import load
 from leanbayes.sensitivities import Sensitivity, sensitivity
 
 if TYPE_CHECKING:
-    from leanbayes.training import fit
+    from leanbayes.training.fit import fit as fit
 
 __version__ = "0.1.0"
 
@@ -42,6 +50,7 @@ __all__ = [
     "Method",
     "Moments",
     "Normal",
+    "NotFiniteError",
     "Prediction",
     "RegressionPrediction",
     "RigL",
@@ -62,6 +71,8 @@ __all__ = [
     "moment_rule",
     "sensitivity",
 ]
+if find_spec("accelerate") is None:
+    __all__.remove("fit")  # so that `import *` finds all of them
 
 
 def __getattr__(name: str) -> Any:
@@ -71,5 +82,5 @@ def __getattr__(name: str) -> Any:
     try:
         from leanbayes.training import fit
     except ModuleNotFoundError as error:
-        raise LeanBayesError(f"lb.fit needs {error.name}: pip install 'leanbayes[train,data]'.") from None
+        raise MissingPackageError(f"lb.fit needs {error.name}: pip install 'leanbayes[train]'.") from None
     return fit

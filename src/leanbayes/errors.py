@@ -20,6 +20,10 @@ class FileFormatError(LeanBayesError):
     """A file that leanbayes cannot load: foreign, truncated, too new, or for another network."""
 
 
+class MissingPackageError(LeanBayesError, AttributeError):
+    """A part of leanbayes whose package is not installed: `hasattr` takes it for not being there."""
+
+
 class RuleMismatchWarning(UserWarning):
     """The network predicts with noise of another kind than it was trained with."""
 

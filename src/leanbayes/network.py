@@ -66,6 +66,12 @@ def evaluation_mode(model: nn.Module) -> Iterator[None]:
             module.training = mode
 
 
+def input_dtype(network: nn.Module) -> torch.dtype | None:
+    """Return what the inputs of a network in single or double precision must be."""
+    first = next((p.dtype for p in network.parameters() if p.is_floating_point()), None)
+    return first if first in (torch.float32, torch.float64) else None
+
+
 def call_with(function: Callable[..., Any], x: Any, **kwargs: Any) -> Any:
     """Call with a batch: a dict as keywords, a tuple or list as arguments, else as the one argument."""
     if isinstance(x, Mapping):

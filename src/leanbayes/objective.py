@@ -32,19 +32,27 @@ def elbo(
     """Return the negative ELBO per observation: mean NLL of the batch + temperature · KL / num_data.
 
     model: a `BayesianModel`, or DistributedDataParallel or torch.compile around one.
-    num_data: the number of training examples, over which the one KL is shared.
+    num_data: the number of training examples, over which the one KL is shared; one that is a mean, as PBN's may be, is
+    not shared, and the temperature is then its weight beside the mean NLL.
     temperature: weight of the KL. As a tensor it may change without a compiled loss being made anew.
-    likelihood: what the outputs mean; it is remembered by the model, so that predict() and save() know it.
+    likelihood: what the outputs mean; it is remembered by the model, so that predict() and save() know it. One that
+    has parameters to train belongs into `bayesianize`.
     samples: draws to average. over="accumulate" runs them one after the other and keeps the gradient of each instead
     of its graph, so memory does not grow; over="fold" repeats the batch, for rules with noise of its own per example.
     The rule "moments" has no noise in the network, and `samples` then averages that of the expected likelihood.
     check: look for bad labels and a loss that is not finite; by default on the CPU only, where it costs no waiting.
-    An ensemble returns the sum over its members, so that each has the gradient that it would have alone.
+    An ensemble returns the sum over its members, so that each has the gradient that it would have alone, and has no
+    use for `samples`.
     """
     bnn = _unwrap(model)
     if likelihood is not None and likelihood is not bnn.likelihood:
         if not isinstance(likelihood, Likelihood):
             raise LeanBayesError("likelihood must be an instance such as lb.Categorical().")
+        if any(p.requires_grad for p in likelihood.parameters()):
+            raise LeanBayesError(
+                f"This {type(likelihood).__name__} has parameters, which an optimiser of the model does not know: pass "
+                "it to lb.bayesianize(..., likelihood=...)."
+            )
         bnn.likelihood = likelihood.to(bnn.device)
     _check_arguments(bnn, x, y, num_data, temperature, samples, over)
     assert num_data is not None
@@ -73,7 +81,8 @@ def elbo(
             total, observations = bnn.likelihood.nll(output, y)
         loss = total / observations
         if kl is not None:  # counted once, whatever the number of draws
-            loss = loss + (samples * temperature) * kl / (num_data * (observations / len(y)))
+            share = 1 if bnn.posterior.kl_is_mean else num_data * (observations / len(y))
+            loss = loss + (samples * temperature) * kl / share
         return loss
 
     count, weight = (members, 1.0) if members is not None else (samples, 1.0 / samples)

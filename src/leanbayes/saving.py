@@ -22,7 +22,7 @@ from leanbayes.files import written_whole
 from leanbayes.layout import Layout, Report, ReportRow
 from leanbayes.likelihoods import Likelihood
 from leanbayes.method import Method
-from leanbayes.rules import get_rule
+from leanbayes.rules import RULES, Rule, get_rule
 
 VERSION = 1
 _HEADER = "leanbayes"
@@ -47,7 +47,7 @@ def settings_of(bnn: BayesianModel) -> dict[str, Any]:
     return {
         "method": config.encode(bnn.method),
         "likelihood": config.encode(bnn.likelihood),
-        "rule": bnn.rule,
+        "rule": _rule(bnn),
         "trained_rule": bnn.trained_rule,
         "layout": bnn.saved_layout().to_json(),
         "bayesian_weights": bnn.posterior.random_weights,
@@ -57,6 +57,14 @@ def settings_of(bnn: BayesianModel) -> dict[str, Any]:
     }
 
 
+def _rule(bnn: BayesianModel) -> Any:
+    """Write a rule by its name, and one that has other settings than the method gives it with these."""
+    rule = bnn.current_rule
+    usual = bnn.method.make_rule(rule.name) if rule.name in RULES else None
+    same = type(rule) is type(usual) and vars(rule) == vars(usual)
+    return rule.name if same else config.encode(rule)
+
+
 class Settings(NamedTuple):
     """What `settings_of` has written, read again."""
 
@@ -64,7 +72,7 @@ class Settings(NamedTuple):
     likelihood: Likelihood
     layout: Layout
     report: Report
-    rule: str
+    rule: str | Rule
     trained_rule: str | None
     moment_scale: tuple[float, float]
     frozen: frozenset[str]
@@ -85,7 +93,8 @@ def read_settings(header: dict[str, Any], model: nn.Module, path: str | os.PathL
         report = Report(
             tuple(ReportRow(n, tuple(shape), bayesian, why) for n, shape, bayesian, why in header["report"])
         )
-        rule, trained_rule = get_rule(header["rule"]).name, header["trained_rule"]
+        rule, trained_rule = config.decode(header["rule"]), header["trained_rule"]
+        get_rule(rule)
         trained_rule = trained_rule and get_rule(trained_rule).name
         frozen = frozenset(header["frozen"])
         mean_factor, std_factor = map(float, header.get("moment_scale", (1.0, 1.0)))  # older files have none
@@ -135,7 +144,7 @@ def describe(path: str | os.PathLike[str]) -> dict[str, Any]:
     try:
         layout = Layout.from_json(header["layout"])
         found = {key: header[key] for key in ("version", "method", "likelihood", "rule", "trained_rule")}
-    except (KeyError, TypeError, ValueError) as error:
+    except (KeyError, TypeError, AttributeError, ValueError) as error:
         raise FileFormatError(f"The header of {path} is damaged ({error}): save the model again.") from None
     found["bytes"] = Path(path).stat().st_size
     found["bayesian_weights"] = header.get("bayesian_weights", layout.numel)  # older files do not tell

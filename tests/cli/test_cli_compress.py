@@ -68,6 +68,32 @@ def test_a_bad_trial_before_a_good_one_does_not_end_the_search(
     assert Path("a.lbc").stat().st_size == found["chosen"]["bytes"]
 
 
+@pytest.mark.parametrize("words", [("--out", "b.lbc"), ("--out=b.lbc",)])
+def test_the_file_may_be_named_as_other_commands_do(words: tuple[str, ...], cli: Cli, digits: Path) -> None:
+    cli("compress", *words, digits, "--seed", 1)
+    assert Path("b.lbc").is_file()
+
+
+def test_of_the_files_that_are_small_enough_the_best_is_kept(
+    cli: Cli, digits: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("leanbayes.cli.compress.TRIALS", (COARSE, FINE))
+    found = json.loads(cli("compress", digits, "a.lbc", "--target-size", "1GB", "--json").out)
+    coarse, fine = (result["nll"] for result in found["tried"])
+    assert coarse > fine
+    assert found["chosen"]["trial"]["components"] == 64
+    assert Path("a.lbc").stat().st_size == found["chosen"]["bytes"]
+
+
+@pytest.mark.parametrize("method", ["mc-dropout", "ensemble", "deterministic"])
+def test_a_run_without_bayesian_weights_is_refused(cli: Cli, method: str) -> None:
+    cli("fit", method, *TOY, "--out", "run")
+    told = cli("compress", "run", code=1)
+    assert "which has no Bayesian weights to share: compress one of mean-field" in told.err
+    assert "bnn" not in told.err
+    assert not Path("run", "model.lbc").exists()
+
+
 def test_mistakes_are_told_in_a_sentence(cli: Cli, digits: Path) -> None:
     told = cli("compress", digits, "--target-size", "100", code=1)
     assert "No file is as small as 100 bytes: the smallest has" in told.err

@@ -92,6 +92,20 @@ def corruptions(*left_out: str) -> list[tuple[str, str, float]]:
     return [("corruptions", name, s) for name in CORRUPTIONS if name not in left_out for s in SEVERITIES]
 
 
+@pytest.mark.parametrize(
+    ("data", "model"),
+    [(image_data(), network()), (image_data(bytes_=False), network()), (table_data(), table_network())],
+)
+def test_a_network_in_double_precision_that_was_trained_can_be_assessed(data: Data, model: nn.Module) -> None:
+    settings: dict[str, Any] = {"epochs": 1, "batch_size": 8, "device": "cpu", "progress": False}
+    bnn = lb.fit(model.double(), lb.MeanField(init_std=0.1), data, **settings)
+    look = Look(rule="mean", explained=2)
+    found = assess(bnn, data, look)
+    expected = assess(bnn.float(), data, look)
+    assert_scores(found["scores"], {"nll": expected["scores"]["nll"]})
+    assert levels_of(found) == levels_of(expected)
+
+
 # -- by hand ----------------------------------------------------------------------------------------------------------
 
 

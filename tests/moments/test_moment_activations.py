@@ -275,6 +275,16 @@ def test_dropout_is_the_identity_in_evaluation(function: Any) -> None:
         assert torch.equal(result.variance, value.variance)
 
 
+@pytest.mark.parametrize("function", [torch.dropout, torch.feature_dropout, torch.alpha_dropout])
+def test_dropout_of_torch_itself_has_other_names(function: Any) -> None:
+    value = gaussian((2, 6, 3), dtype=torch.float32)
+    torch.manual_seed(3)
+    result = function(value, p=0.3, train=True)
+    torch.manual_seed(3)
+    torch.testing.assert_close(result.loc, function(value.loc, p=0.3, train=True))
+    assert torch.equal(function(value, p=0.3, train=False).variance, value.variance)
+
+
 @pytest.mark.parametrize("name", ["relu", "gelu", "clamp", "prelu", "pow 3", "sigmoid", "hardswish", "hardsigmoid"])
 def test_compiled_is_as_eager(name: str) -> None:
     value = gaussian((2, 3, 5), positions=(2,), dtype=torch.float32)

@@ -200,6 +200,14 @@ def test_segmentations_are_predicted_as_the_look_says(settings: dict[str, Any]) 
     assert pictures[0]["pngs"][3]["data"] != segmented(data)[1][0]["pngs"][3]["data"]
 
 
+def test_segmentations_of_a_network_in_double_precision_are_shown() -> None:
+    likelihood = lb.Categorical(ignore_index=VOID)
+    bnn = lb.bayesianize(segmentation_network(), lb.MeanField(init_std=0.3), likelihood=likelihood)
+    found = {"look": vars(Look(rule="mean")), "extremes": {}}
+    single = galleries_of(bnn, segmentation_data(1), found)
+    assert galleries_of(bnn.double(), segmentation_data(1), found) == single
+
+
 @pytest.mark.parametrize("count", [1, 2, 4])
 def test_few_segmentations_are_shown_once(count: int) -> None:
     _, pictures = segmented(segmentation_data(count))

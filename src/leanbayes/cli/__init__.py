@@ -1,4 +1,4 @@
-"""The command line: `leanbayes fit`, `evaluate`, `predict`, `compare`, `report` and `info`."""
+"""The command line: `leanbayes COMMAND`; `main` knows the commands."""
 
 from leanbayes.cli.main import main
 

@@ -24,7 +24,7 @@ from leanbayes.errors import LeanBayesError
 from leanbayes.evaluation import evaluate
 from leanbayes.evaluation.assessment import batch_size
 from leanbayes.files import written_whole
-from leanbayes.methods import WeightSharing
+from leanbayes.methods import METHODS, WeightSharing
 from leanbayes.posteriors import SharedPosterior
 from leanbayes.saving import load
 
@@ -36,9 +36,9 @@ _UNITS = {"": 1, "b": 1, "kb": 10**3, "mb": 10**6, "gb": 10**9, "kib": 2**10, "m
 class CompressOptions:
     """Let the weights of a trained run share few Gaussians, and write a compact file of them.
 
-    It tries from the finest sharing to the coarsest, and scores each file on the validation data. With --target-size
-    the first that is small enough is kept; with --max-nll-increase the last before the score gets too bad. Without
-    either, it is the finest.
+    It shares finely and coarsely, and scores each file on the validation data. With --target-size the best of those
+    that are small enough is kept; with --max-nll-increase the smallest of those that are good enough. Without either,
+    it is the finest.
 
     Attributes:
         run: folder of the run.
@@ -90,13 +90,22 @@ TRIALS = (
 
 def compress_run(words: list[str]) -> Callable[[], None]:
     """Read the words of the command."""
-    options = parse(CompressOptions, words, "compress")
+    options = parse(CompressOptions, _with_out_last(words), "compress")
     limit = None if options.target_size is None else bytes_of(options.target_size)
     if limit is not None and options.max_nll_increase is not None:
         raise LeanBayesError("--target-size and --max-nll-increase exclude each other: give one.")
     if options.max_nll_increase is not None and not options.max_nll_increase >= 0:
         raise LeanBayesError(f"--max-nll-increase {options.max_nll_increase} must not be negative.")
     return lambda: _compress(options, limit)
+
+
+def _with_out_last(words: list[str]) -> list[str]:
+    """Take --out FILE, as other commands call it, for OUT."""
+    split = [part for word in words for part in (word.split("=", 1) if word.startswith("--out=") else [word])]
+    if "--out" not in split[:-1]:
+        return words
+    place = split.index("--out")
+    return [*split[:place], *split[place + 2 :], split[place + 1]]
 
 
 def bytes_of(text: str) -> int:
@@ -109,6 +118,12 @@ def bytes_of(text: str) -> int:
 
 def _compress(options: CompressOptions, limit: int | None) -> None:
     run = open_run(options.run, options.device)
+    if not run.model.method.bayesian_weights:
+        others = ", ".join(name for name, method in METHODS.items() if method.bayesian_weights)
+        raise LeanBayesError(
+            f"{options.run} is a run of {type(run.model.method).__name__}, which has no Bayesian weights to share: "
+            f"compress one of {others}."
+        )
     out = options.out or options.run / "model.lbc"
     score = _scorer(run, options)
     before = score(run.model)
@@ -120,14 +135,14 @@ def _compress(options: CompressOptions, limit: int | None) -> None:
             results.append(result)
             print(f"{_words(result.trial)}: {result.bytes:,} bytes, NLL {result.nll:.4f}", file=sys.stderr, flush=True)
             if limit is not None:
-                good = result.bytes <= limit
+                better = result.bytes <= limit and (chosen is None or result.nll < chosen.nll)
             else:
                 good = options.max_nll_increase is None or result.nll <= before + options.max_nll_increase
-            if good and (chosen is None or result.bytes < chosen.bytes):
+                better = good and (chosen is None or result.bytes < chosen.bytes)
+            if better:
                 chosen = result
                 path.replace(kept)
-            # A finer sharing is not always the better one: only what follows a good one ends the search.
-            if chosen is not None and not (good and options.max_nll_increase is not None):
+            if limit is None and options.max_nll_increase is None:
                 break
         if chosen is None:
             raise _missed(results, before, limit)

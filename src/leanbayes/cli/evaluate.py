@@ -14,6 +14,7 @@ from leanbayes.errors import LeanBayesError
 from leanbayes.evaluation import costs_of, evaluate
 from leanbayes.evaluation.assessment import batch_size
 from leanbayes.report.runs import in_columns
+from leanbayes.training.progress import say
 from leanbayes.training.record import write_json
 
 
@@ -57,7 +58,10 @@ def _evaluate(options: EvaluateOptions) -> None:
         show(f"{options.run}, {options.split} data", scores_table({**scores, **in_columns(run.record["costs"])}))
     if options == EvaluateOptions(options.run, root=options.root, device=options.device, json=options.json):
         run.record["scores"]["test"] = scores
-        write_json(options.run / "run.json", run.record)
+        try:
+            write_json(options.run / "run.json", run.record)
+        except LeanBayesError as error:  # in somebody else's folder, perhaps
+            say(True, f"The scores are not kept: {error}")
 
 
 def score(run: TrainedRun, options: EvaluateOptions) -> dict[str, Any]:

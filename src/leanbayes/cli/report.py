@@ -1,7 +1,6 @@
 """`leanbayes report RUN...`: one HTML file on runs of one data set, that needs nothing else to be looked at."""
 
 import contextlib
-import re
 import shlex
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -100,8 +99,7 @@ class _NotYet(Exception):
 
 def command_of(name: str, words: Sequence[str]) -> str:
     """Return a command as it can be shown to others: without folders of this machine."""
-    names = (re.sub(r"(?<![^=:])[/~][^=:]*/(?=[^/])", "", word) for word in without_places(words))
-    return shlex.join(["leanbayes", name, *names])
+    return shlex.join(["leanbayes", name, *without_places(words)])
 
 
 # -- runs, and what they are called -----------------------------------------------------------------------------------

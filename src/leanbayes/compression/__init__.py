@@ -1,1 +1,1 @@
-"""How many weights share few values: the (μ, σ) plane, its mixture of Gaussians, and who belongs to which."""
+"""How many weights share few values (the (μ, σ) plane, its mixture of Gaussians), and the compact file of them."""

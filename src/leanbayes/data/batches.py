@@ -119,7 +119,7 @@ class Batches:
             x, y = x[rows], y[rows]
         if images:
             x = x.contiguous(memory_format=self.memory_format)
-            x = self.normalise(x) if self.normalise else x
+            x = self._as_dtype(self.normalise(x)) if self.normalise else x
         return x, y
 
     def _as_dtype(self, tensor: Tensor) -> Tensor:

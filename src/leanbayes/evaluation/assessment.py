@@ -26,7 +26,7 @@ from leanbayes.evaluation.outcomes import ClassOutcome
 from leanbayes.evaluation.pruning import CRITERIA, SHARES, prune
 from leanbayes.evaluation.scores import Scores, ignored, predictions
 from leanbayes.evaluation.shift import label_shift
-from leanbayes.network import tensors_of
+from leanbayes.network import input_dtype, tensors_of
 from leanbayes.noise import mix
 from leanbayes.rules import get_rule
 
@@ -168,6 +168,7 @@ class _Assessment:
             shuffle=False,
             normalise=self.data.normalise if normalise else None,
             workers=self.workers,
+            dtype=input_dtype(self.bnn),
         ).epoch()
 
     def _predictions(self, batches: Iterable[Any], bnn: BayesianModel | None = None) -> Iterator[tuple[Any, Tensor]]:
@@ -209,7 +210,8 @@ class _Assessment:
             if x.dtype == torch.uint8:
                 x = x / 255
             x = level.change(x, generator)
-            yield (self.data.normalise(x) if self.data.normalise and x.dim() == 4 else x), y
+            x = self.data.normalise(x) if self.data.normalise and x.dim() == 4 else x
+            yield x.to(dtype=input_dtype(self.bnn)), y
 
     def _label_shifts(self, found: Any) -> Iterator[dict[str, Any]]:
         """Score again as if the classes came in other proportions; the predictions stay as they are."""

@@ -30,7 +30,7 @@ class PBN(Method):
     """Partial Bayesian network: the weights to which the outputs are most sensitive are Gaussian, all others points.
 
     It begins with a plain training, or with a network that is trained. Then the weights are chosen, and means and
-    spreads are trained together.
+    spreads are trained together. Biases and norms are not among them, unless `select=` says so.
 
     Attributes:
         rate: share of the weights that are Bayesian, from 0 (none) to 1 (mean-field).
@@ -129,8 +129,3 @@ class PBN(Method):
             batches = islice(training.batches(), most)
             scores = scores_of(bnn, posterior.mean().detach(), batches, self.sensitivity, self.seed)
         posterior.choose(top(bnn.layout, training.average(scores), self.rate, self.per))
-
-    def before_step(self, training: Training) -> None:
-        """Let the temperature be the weight of the KL itself where that is a mean."""
-        if self.kl == "mean":
-            training.temperature *= training.num_data

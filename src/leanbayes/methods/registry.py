@@ -2,6 +2,7 @@
 
 import ast
 import dataclasses
+import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -17,6 +18,7 @@ from leanbayes.methods.rigl import RigL
 from leanbayes.methods.ssvi import SSVI
 from leanbayes.methods.vdp import VDP
 from leanbayes.methods.weight_sharing import WeightSharing
+from leanbayes.priors import Normal, ScaleMixture
 
 METHODS: dict[str, Method] = {
     "deterministic": Deterministic(),
@@ -30,6 +32,8 @@ METHODS: dict[str, Method] = {
     "weight-sharing": WeightSharing(),
 }
 
+_PRIORS: dict[str, Any] = {"Normal": Normal(), "ScaleMixture": ScaleMixture()}
+
 
 def get_method(name: str, settings: Mapping[str, Any] | None = None) -> Method:
     """Return the method of that name, with some settings changed: get_method("mean-field", {"rule": "flipout"})."""
@@ -41,10 +45,18 @@ def get_method(name: str, settings: Mapping[str, Any] | None = None) -> Method:
 
 
 def parse_method(text: str) -> Method:
-    """Read a method and its settings from a text such as "mean-field:rule=flipout,prior.scale=0.05"."""
+    """Read a method and its settings from a text such as "mean-field:rule=flipout,prior.scale=0.05".
+
+    A prior of another kind is written as in Python: "mean-field:prior=ScaleMixture(pi=0.3, wide=1.0)".
+    """
     name, _, rest = text.partition(":")
+    return get_method(name, _settings(rest, text))
+
+
+def _settings(items: str, text: str) -> dict[str, Any]:
+    """Read settings, which are a part of that text."""
     settings: dict[str, Any] = {}
-    for item in filter(None, rest.split(",")):
+    for item in filter(None, re.split(r",(?![^(]*\))", items)):  # but not inside brackets
         path, equals, value = item.partition("=")
         if not equals:
             raise LeanBayesError(f"{item!r} in {text!r} has no value: write it as setting=value.")
@@ -54,8 +66,8 @@ def parse_method(text: str) -> Method:
             inner = inner.setdefault(part, {}) if isinstance(inner, dict) else None
         if not isinstance(inner, dict) or last in inner:
             raise LeanBayesError(f"{path.strip()!r} in {text!r} is set twice: give each setting once.")
-        inner[last] = _value(value.strip())
-    return get_method(name, settings)
+        inner[last] = _value(value.strip(), text)
+    return settings
 
 
 def describe_method(method: Method) -> str:
@@ -75,9 +87,12 @@ def _differences(usual: Any, value: Any) -> Iterator[tuple[str, Any]]:
             yield field.name, new
 
 
-def _value(text: str) -> Any:
-    """Read a number, True, False or None; else it is a text."""
+def _value(word: str, text: str) -> Any:
+    """Read a number, True, False, None or a prior; else it is a text."""
+    made = re.fullmatch(r"(\w+)\((.*)\)", word)
+    if made and made[1] in _PRIORS:
+        return config.change(_PRIORS[made[1]], _settings(made[2], text))
     try:
-        return ast.literal_eval(text)
+        return ast.literal_eval(word)
     except (ValueError, SyntaxError):
-        return {"true": True, "false": False, "none": None}.get(text.lower(), text)
+        return {"true": True, "false": False, "none": None}.get(word.lower(), word)

@@ -72,7 +72,8 @@ class SparseMethod(Method):
     ) -> tuple[Tensor, Tensor]:
         """Choose the first active positions, and return them with the flat weights to start from.
 
-        Of layers that an earlier posterior knows, those with the highest importance(μ, σ) stay, as they are.
+        Of layers that an earlier posterior knows, those with the highest importance(μ, σ) stay, as they are, and random
+        ones fill what room is left.
         """
         seed = mix(self.seed, int(mean.view(torch.int32).sum()))
         generator = torch.Generator().manual_seed(seed)  # on the CPU, so that every device has the same
@@ -82,16 +83,19 @@ class SparseMethod(Method):
             part, blocks = slice(start, start + slot.numel), Blocks(slot, block_shape(self.pattern))
             count = max(1, round(wanted / blocks.size))
             earlier = None if variance is None or variance[part].isnan().any() else variance[part]
-            if earlier is None and self.subspace == "random":
-                best = torch.randperm(blocks.count, generator=generator, device="cpu")[:count].to(mean.device)
-                scaled[part] /= math.sqrt(count / blocks.count)
+            if earlier is None and self.subspace == "magnitude":
+                best = blocks.sums(mean[part].abs()).argsort(descending=True, stable=True)
             else:
-                scores = mean[part].abs() if earlier is None else importance(mean[part], earlier.sqrt())
-                if earlier is not None:  # what is surely zero was not active
-                    least = -torch.inf if blocks.size == 1 else float(scores.min())
-                    scores = scores.masked_fill((mean[part] == 0) & (earlier == 0), least)
-                best = blocks.sums(scores).argsort(descending=True, stable=True)[:count]
-            chosen.append(blocks.positions(best).sort().values + start)
+                best = torch.randperm(blocks.count, generator=generator, device="cpu").to(mean.device)
+            if earlier is not None:
+                scores = importance(mean[part], earlier.sqrt())
+                absent = (mean[part] == 0) & (earlier == 0)  # what is surely zero was not active
+                sums = blocks.sums(scores.masked_fill(absent, float(scores.min())))
+                sums = sums.masked_fill(blocks.sums(absent.float()) == blocks.size, -torch.inf)
+                best = best[sums[best].argsort(descending=True, stable=True)]
+            elif self.subspace == "random":
+                scaled[part] /= math.sqrt(count / blocks.count)
+            chosen.append(blocks.positions(best[:count]).sort().values + start)
             start += slot.numel
         return torch.cat(chosen), scaled
 

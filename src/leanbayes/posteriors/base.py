@@ -19,6 +19,7 @@ class Posterior(nn.Module):
     """
 
     sizes_vary: bool = False  # whether its tensors may have other lengths in a file than a new one has
+    kl_is_mean: bool = False  # whether `kl` is a mean, which stands beside the mean loss as it is
     _steady_std: Tensor | None = None  # what draws share, while it is steady
 
     def __init__(self, layout: Layout) -> None:

@@ -42,7 +42,7 @@ class PartialPosterior(Posterior):
         slot, as the authors of PBN do, in place of a plain sum.
         """
         super().__init__(layout)
-        self._kl_sum = kl
+        self.kl_is_mean = kl == "mean"
         self.mu = nn.Parameter(mean)
         self.rho = nn.Parameter(mean.new_zeros(0), requires_grad=False)
         self.prior = prior
@@ -124,7 +124,7 @@ class PartialPosterior(Posterior):
     def variance_and_kl(self, key: Tensor) -> tuple[Tensor, Tensor]:
         """Variance and KL in one pass over the Bayesian weights."""
         terms = self._terms()
-        if terms is None or self._kl_sum == "mean":
+        if terms is None or self.kl_is_mean:
             return super().variance_and_kl(key)
         values, kl = gaussian.variance_and_kl(self._means(), self._chosen_rho(), terms)
         return self._spread(values), kl
@@ -139,7 +139,7 @@ class PartialPosterior(Posterior):
         terms = self._terms()
         if terms is None:
             return self._log_ratio(self._noise(key))
-        if self._kl_sum == "mean":
+        if self.kl_is_mean:
             return self._mean_kl(terms)
         return gaussian.normal_kl(self._means(), self.std(), terms)
 
@@ -177,7 +177,7 @@ class PartialPosterior(Posterior):
         if terms is None:
             values = self._noise(key)
             return values, self._log_ratio(values)
-        if self._kl_sum == "mean":
+        if self.kl_is_mean:
             return self._noise(key), self._mean_kl(terms)
         around_zero = gaussian.NormalTerms(None, terms.scale)
         values, kl = gaussian.draw_and_kl(torch.zeros_like(rho), rho, key, around_zero)

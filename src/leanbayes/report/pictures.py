@@ -14,6 +14,7 @@ from leanbayes.bayesian import BayesianModel
 from leanbayes.data import Batches, Data
 from leanbayes.errors import LeanBayesError
 from leanbayes.evaluation.scores import ignored, predictions
+from leanbayes.network import input_dtype
 from leanbayes.report.figures.lines import class_name
 
 _MAPS = 4  # segmentations that are shown
@@ -69,7 +70,7 @@ def _maps(bnn: BayesianModel, data: Data, look: Mapping[str, Any]) -> dict[str, 
 
 def _segmentation(bnn: BayesianModel, data: Data, look: Mapping[str, Any], number: int) -> dict[str, Any]:
     x, y = _read(data, number)
-    batch = (data.normalise(x) if data.normalise else x).to(bnn.device)
+    batch = (data.normalise(x) if data.normalise else x).to(bnn.device, input_dtype(bnn))
     settings = {name: look[name] for name in ("samples", "rule", "seed")}
     prediction, _ = next(predictions(bnn, [(batch, y)], **settings))
     truth, answer = y[0], prediction.label[0].cpu()

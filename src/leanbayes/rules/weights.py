@@ -160,7 +160,7 @@ class RandomWeight(TensorLike):
     mT = property(lambda self: self.like(self.loc.mT, self.spread.mT))
 
     def __getitem__(self, index: Any) -> Self:
-        return self.like(self.loc[index], self.spread[index])
+        return self._reshaped(Tensor.__getitem__, (self, index), {})
 
     def __mul__(self, factor: Tensor | float) -> Self:
         if isinstance(factor, RandomWeight):
@@ -224,12 +224,16 @@ class RandomWeight(TensorLike):
                 raise self._unsupported(f"{_name(func)} with a random argument {name!r}")
         if arguments.get("max_norm") is not None:
             raise self._unsupported(f"{_name(func)} with max_norm")
+        if form.bias == "input" and "alpha" in arguments:  # addmm's factor of the product
+            arguments[form.weight] = arguments[form.weight] * arguments.pop("alpha")
         return arguments[form.weight].apply(func, LinearUse(arguments, form))
 
     def _reshaped(self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         loc = func(*(a.loc if isinstance(a, RandomWeight) else a for a in args), **kwargs)
         spread = func(*(a.spread if isinstance(a, RandomWeight) else a for a in args), **kwargs)
         if isinstance(loc, Tensor):
+            if loc.numel() > self.loc.numel():
+                raise self._unsupported(f"copies of its values ({_name(func)})")
             return self.like(loc, spread)
         return tuple(self.like(m, s) for m, s in zip(loc, spread, strict=True))
 

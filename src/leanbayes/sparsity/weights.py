@@ -23,6 +23,7 @@ DENSEST = 0.1  # above this density sparse kernels never pay
 SMALLEST = 4096  # below this many weights a layer takes no time either way
 ROUNDS = 5  # of each way, when they are compared
 CLEARLY = 0.8  # of the dense time that a sparse product may take at most: a busy machine misleads by less
+_DTYPES = (torch.float32, torch.float64)  # of which torch has sparse products on a CPU
 Product = Callable[[Tensor], Tensor]  # an input times a weight
 
 
@@ -198,7 +199,7 @@ def _linear(input: Tensor, weight: SparseWeight, bias: Tensor | None = None) -> 
     def sparse(matrix: Tensor) -> Tensor:
         return (matrix @ x.T).T.contiguous()
 
-    if not weight.pattern.pays(_size(len(x)), weight.values, sparse, partial(F.linear, x)):
+    if not weight.pattern.pays((x.dtype, _size(len(x))), weight.values, sparse, partial(F.linear, x)):
         return None
     y = sparse(weight.matrix).reshape(*input.shape[:-1], -1)
     return y if bias is None else y + bias
@@ -214,13 +215,14 @@ def _conv(
     groups: int = 1,
 ) -> Tensor | None:
     """Return a convolution as a product of the kernel with the windows, or None where the dense one is faster."""
-    dims, call = weight.dim() - 2, (_size(len(input)), *input.shape[2:], stride, padding, dilation)
-    if weight.pattern.chosen.get(call) is False:
-        return None
+    dims = weight.dim() - 2
     if groups != 1 or isinstance(padding, str) or dims > 2 or input.dim() != dims + 2 or not _can(input, weight):
         return None
     window = weight.shape[2:]
     stride, padding, dilation = (_each(setting, dims) for setting in (stride, padding, dilation))
+    call = (input.dtype, _size(len(input)), *input.shape[2:], stride, padding, dilation)
+    if weight.pattern.chosen.get(call) is False:
+        return None
     sizes = [
         (size + 2 * pad - dil * (taps - 1) - 1) // step + 1
         for size, pad, dil, taps, step in zip(input.shape[2:], padding, dilation, window, stride, strict=True)
@@ -248,7 +250,7 @@ def _conv(
 def _can(x: Tensor, weight: SparseWeight) -> bool:
     """Whether there is a choice. Nothing is measured while somebody counts operations: that would count them too."""
     counted = torch._C._len_torch_dispatch_stack() > 0
-    plain = x.device.type == "cpu" and x.dtype == weight.dtype and not torch.is_autocast_enabled("cpu")
+    plain = x.device.type == "cpu" and x.dtype == weight.dtype in _DTYPES and not torch.is_autocast_enabled("cpu")
     return plain and len(x) > 0 and not counted
 
 

@@ -4,6 +4,7 @@ import contextlib
 import json
 import os
 import platform
+import re
 import shlex
 import sys
 from collections.abc import Sequence
@@ -118,13 +119,13 @@ def _command() -> str:
 
 
 def without_places(words: Sequence[str]) -> list[str]:
-    """Leave out the flags that name folders and files of one's own machine."""
+    """Leave out flags that only say where things lie, and of other words the folders of one's own machine."""
     kept, skip = [], False
     for word in words:
         name, equals, _ = word.partition("=")
         place = name in ("--root", "--out", "--json")
         if not skip and not place:
-            kept.append(word)
+            kept.append(re.sub(r"(?<![^=:])[/~][^=:]*/(?=[^/])", "", word))
         skip = place and not equals
     return kept
 

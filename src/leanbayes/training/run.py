@@ -27,6 +27,7 @@ from leanbayes.files import PART
 from leanbayes.layout import Select, choose
 from leanbayes.likelihoods import Likelihood
 from leanbayes.method import Method, Stage, Training
+from leanbayes.network import input_dtype
 from leanbayes.saving import load
 from leanbayes.training.checkpoints import Checkpoints
 from leanbayes.training.clock import Clock
@@ -111,7 +112,7 @@ class Run:
             workers=self.recipe.workers,
             channels_last=self.recipe.channels_last,
             ignore_index=getattr(self.likelihood, "ignore_index", self.data.ignore_index),
-            dtype=_input_dtype(self.network),
+            dtype=input_dtype(self.network),
             **share,
         )
 
@@ -294,12 +295,6 @@ class Run:
     def _write_record(self) -> None:
         if self.accelerator.is_main_process:
             self.record.write()
-
-
-def _input_dtype(network: nn.Module) -> torch.dtype | None:
-    """Return what the inputs of a network in single or double precision must be."""
-    first = next((p.dtype for p in network.parameters() if p.is_floating_point()), None)
-    return first if first in (torch.float32, torch.float64) else None
 
 
 _FIXED = (

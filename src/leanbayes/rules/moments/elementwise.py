@@ -375,8 +375,15 @@ def _drawn(function: Function, p: float, like: Tensor) -> tuple[Tensor, Tensor |
 def _register_dropout(function: Function) -> None:
     by_default, in_place = function not in _ALPHA_DROPOUTS, function.__name__.endswith("_")
 
-    def rule(input: Moments, p: float = 0.5, training: bool = by_default, inplace: bool = in_place) -> Moments:
-        if not training or p == 0:
+    def rule(
+        input: Moments,
+        p: float = 0.5,
+        training: bool = by_default,
+        inplace: bool = in_place,
+        *,
+        train: bool | None = None,  # as functions of torch itself call it
+    ) -> Moments:
+        if not (training if train is None else train) or p == 0:
             return input
         factor, constant = _drawn(function, p, input.loc)
         loc = input.loc * factor + constant

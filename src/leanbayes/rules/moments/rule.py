@@ -7,6 +7,7 @@ from typing import Any, ClassVar, get_args
 from torch import Tensor
 
 from leanbayes import noise
+from leanbayes.config import configurable
 from leanbayes.errors import LeanBayesError
 from leanbayes.network import map_outputs, tensors_of
 from leanbayes.posteriors import Posterior
@@ -15,6 +16,7 @@ from leanbayes.rules.moments.context import CHANNELS, TRAINING_PROBES, Activatio
 from leanbayes.rules.moments.value import Moments, variance_dtype
 
 
+@configurable
 @dataclass(frozen=True)
 class MomentPropagation(Rule):
     """One pass by moments.
