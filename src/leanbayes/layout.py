@@ -98,7 +98,7 @@ class Layout:
         """Rebuild what `to_json` described; raises ValueError or TypeError for what it could not have written."""
         layout = []
         for s in slots:
-            dtype = getattr(torch, s["dtype"])
+            dtype: Any = getattr(torch, s["dtype"], None)
             slot = Slot(tuple(s["names"]), tuple(s["shape"]), tuple(s["order"]), dtype, s["fan_in"])
             plausible = slot.names and isinstance(dtype, torch.dtype) and dtype.is_floating_point and slot.fan_in >= 1
             if not plausible or sorted(slot.order) != list(range(len(slot.shape))) or min(slot.shape, default=1) < 1:

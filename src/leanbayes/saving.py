@@ -144,7 +144,7 @@ def describe(path: str | os.PathLike[str]) -> dict[str, Any]:
     try:
         layout = Layout.from_json(header["layout"])
         found = {key: header[key] for key in ("version", "method", "likelihood", "rule", "trained_rule")}
-    except (KeyError, TypeError, AttributeError, ValueError) as error:
+    except (KeyError, TypeError, ValueError) as error:
         raise FileFormatError(f"The header of {path} is damaged ({error}): save the model again.") from None
     found["bytes"] = Path(path).stat().st_size
     found["bayesian_weights"] = header.get("bayesian_weights", layout.numel)  # older files do not tell
