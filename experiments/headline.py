@@ -25,6 +25,7 @@ import torch
 from one_pass import best_temperature, mean_logits, thinned
 from sharing_files import Judge
 from torch import Tensor, nn
+from trained import folders, plain
 
 import leanbayes as lb
 from leanbayes import config
@@ -38,7 +39,6 @@ from leanbayes.models import build
 from leanbayes.report import AssessedRun
 from leanbayes.saving import describe
 from leanbayes.training.record import machine, versions, without_places, write_json
-from runs import folders, plain
 
 ALL_OF_SVHN = 26_032
 PLAIN, TEMPERATURE, MEMBERS, DRAWS, ONE_PASS = "plain", "temperature", "members", "{} draws", "one pass"  # the ways

@@ -27,6 +27,7 @@ from pbn_images import segmentation, severities
 from pbn_rates import rates
 from torch import Tensor, nn
 from torch.utils.data import Subset
+from trained import Found, lines_figure, name_of, plain, task_of
 
 import leanbayes as lb
 from leanbayes import config
@@ -41,7 +42,6 @@ from leanbayes.methods import parse_method
 from leanbayes.models import build
 from leanbayes.training import Recipe, fit, read_record
 from leanbayes.training.record import machine, versions, write_json
-from runs import Found, lines_figure, name_of, plain, task_of
 
 ENDS = {"inside": (0.0, 4.0), "outside": (4.0, 6.0)}  # of |x|: where the toy data lie, and where none do
 NOISE, BAND = 3.0, 3.0  # std of the data, and of the bands that are drawn

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from panels import beside
+from trained import NAMES, SCORES, Found, about, by_name, compared, lines_figure, opened, rate_of, task_of
 
 import leanbayes as lb
 from leanbayes.data import Batches, Data
@@ -14,7 +15,6 @@ from leanbayes.evaluation.assessment import batch_size, some
 from leanbayes.evaluation.cost import count_flops
 from leanbayes.figures import Series
 from leanbayes.report.figures.lines import mean_line
-from runs import NAMES, SCORES, Found, about, by_name, compared, lines_figure, opened, rate_of, task_of
 
 DIAL = (0.0, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0)
 SENSITIVE = 32  # training batches that a dial by data looks at, as many as a training does

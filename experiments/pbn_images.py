@@ -9,13 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from panels import Picture, beside, from_png
-
-from leanbayes import config
-from leanbayes.cli.looking import look_at
-from leanbayes.errors import LeanBayesError
-from leanbayes.figures import Series
-from leanbayes.report.runs import in_columns
-from runs import (
+from trained import (
     COSTS,
     NAMES,
     SCORES,
@@ -31,6 +25,12 @@ from runs import (
     rate_of,
     read_comparison,
 )
+
+from leanbayes import config
+from leanbayes.cli.looking import look_at
+from leanbayes.errors import LeanBayesError
+from leanbayes.figures import Series
+from leanbayes.report.runs import in_columns
 
 SHIFTED = (*SCORES, "entropy_right", "entropy_wrong")
 MAP = 150  # pixels of the width of a segmented image

@@ -8,14 +8,7 @@ from typing import Any
 
 from panels import beside, heat
 from torch import Tensor
-
-import leanbayes as lb
-from leanbayes import config
-from leanbayes.cli.looking import look_at
-from leanbayes.data import Data
-from leanbayes.figures import Figure
-from leanbayes.report.figures.lines import mean_line
-from runs import (
+from trained import (
     COSTS,
     NAMES,
     SCORES,
@@ -29,6 +22,13 @@ from runs import (
     lines_figure,
     opened,
 )
+
+import leanbayes as lb
+from leanbayes import config
+from leanbayes.cli.looking import look_at
+from leanbayes.data import Data
+from leanbayes.figures import Figure
+from leanbayes.report.figures.lines import mean_line
 
 FEW = (0.01, 0.05, 0.1, 0.5)  # rates of the figures that have a line a method
 

@@ -24,6 +24,7 @@ from asking import PLACES, command_of, with_places
 from sharing_figures import boxes, curve_drawing, density, density_drawing, draw_boxes, plane
 from sharing_files import Judge, Row, complete, counts_of, line, method_for, of_file, shared, shared_rows
 from sharing_tables import INT8
+from trained import Found, about, folders, plain
 
 import leanbayes as lb
 from leanbayes import config
@@ -33,7 +34,6 @@ from leanbayes.compression.quantisation import Precision, quantise_posterior
 from leanbayes.errors import LeanBayesError
 from leanbayes.posteriors import SharedPosterior
 from leanbayes.training.record import machine, versions, write_json
-from runs import Found, about, folders, plain
 
 ALL_OF_SVHN = 26_032  # AUPR follows the proportion of the two kinds
 GRID = (

@@ -15,12 +15,12 @@ from panels import COLOURS, beside
 from PIL import Image
 from sharing_tables import best_training
 from torch import Tensor
+from trained import lines_figure
 
 from leanbayes.evaluation.outcomes import ClassOutcome
 from leanbayes.figures import Figure, Series
 from leanbayes.posteriors import SharedPosterior
 from leanbayes.posteriors.base import Posterior
-from runs import lines_figure
 
 WAYS = {"draws": "draws of the weights", "one_pass": "one pass by moments"}
 BINS = 120  # of a histogram

@@ -20,6 +20,7 @@ from typing import Any, ClassVar, get_args
 import torch
 from asking import command_of
 from torch import Tensor
+from trained import folders, plain, read_comparison, save
 
 import leanbayes as lb
 from leanbayes import config
@@ -38,7 +39,6 @@ from leanbayes.ranking import highest
 from leanbayes.report import AssessedRun
 from leanbayes.training import Recipe, fit
 from leanbayes.training.record import machine, versions, write_json
-from runs import folders, plain, read_comparison, save
 
 ALONG = {"density": "density", "init_std": "first σ"}
 SCORES = {"accuracy": "Accuracy", "nll": "NLL", "ece": "ECE"}

@@ -21,6 +21,7 @@ from typing import Any
 import torch
 from asking import command_of
 from torch import Tensor
+from trained import folders, plain, save
 
 import leanbayes as lb
 from leanbayes import config
@@ -41,7 +42,6 @@ from leanbayes.report.figures.lines import mean_line
 from leanbayes.rules.covariance import Covariances
 from leanbayes.training import read_record
 from leanbayes.training.record import machine, versions, write_json
-from runs import folders, plain, save
 
 DECIBELS = (-6, -3, 1, 5, 10, 20, 40)  # signal to noise, relative to the power of each image
 FEW_DECIBELS = (-6, 5, 40)  # for full covariances, which take their time
