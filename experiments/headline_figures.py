@@ -16,7 +16,8 @@ from pathlib import Path
 
 import numpy as np
 from drawing import BOTTOM, HEIGHT, LEFT, RIGHT, TOP, WIDTH, draw
-from headline_tables import TASK, Group, composed, grouped, most_trained, task_of
+from headline_rows import TASK, Group, grouped, task_of
+from headline_tables import composed, most_trained
 
 from leanbayes.errors import LeanBayesError
 from leanbayes.figures import Figure, Series

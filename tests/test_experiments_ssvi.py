@@ -201,7 +201,14 @@ def pages(folder: Path) -> Path:
     """The scripts and pages alone, without results."""
     for name in ("experiments", "docs"):
         (folder / name).mkdir()
-    for name in ("tables.py", "headline_tables.py", "pbn_tables.py", "sharing_tables.py", "ssvi_tables.py"):
+    for name in (
+        "tables.py",
+        "headline_rows.py",
+        "headline_tables.py",
+        "pbn_tables.py",
+        "sharing_tables.py",
+        "ssvi_tables.py",
+    ):
         shutil.copy(EXPERIMENTS / name, folder / "experiments")
     for name in ("one_pass", "partial", "sharing", "sparse"):
         (folder / "docs" / f"{name}.md").write_text("before\n<!-- measured -->\nold\n<!-- /measured -->\nafter\n")
@@ -210,7 +217,7 @@ def pages(folder: Path) -> Path:
 
 
 def write_tables(monkeypatch: pytest.MonkeyPatch, folder: Path) -> tuple[str, str]:
-    for name in ("headline_tables", "pbn_tables", "sharing_tables", "ssvi_tables"):
+    for name in ("headline_rows", "headline_tables", "pbn_tables", "sharing_tables", "ssvi_tables"):
         monkeypatch.delitem(sys.modules, name, raising=False)
     script(monkeypatch, "tables.py", "now", folder=folder / "experiments")
     return (folder / "docs" / "results.md").read_text(), (folder / "docs" / "sparse.md").read_text()
