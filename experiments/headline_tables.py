@@ -148,6 +148,8 @@ def table(task: tuple[str, str], records: Sequence[Row], groups: Sequence[Group]
         "MB on disk",
         "training × plain",
         "epochs",
+        "of the images",
+        "temperature",
         "ms",
         "peak MB",
         "seeds",
@@ -168,6 +170,7 @@ def table(task: tuple[str, str], records: Sequence[Row], groups: Sequence[Group]
             f"{group.megabytes:.2f}",
             known(training, ".2f"),
             " + ".join(map(str, group.epochs)),
+            *training_data(group.rows[0]),
             known(milliseconds, ".1f"),
             known(group.mean("train_peak_mb"), ",.0f"),
             str(len(group.rows)),
@@ -190,6 +193,11 @@ def short_line(group: Group, times: Times) -> str:
     cells = [of_seeds(group, key, form) for key, (_, form) in SHORT_COLUMNS.items()]
     cells += [f"{group.megabytes:.2f}", " + ".join(map(str, group.epochs)), known(times.one_pass(group)[0], ".0f")]
     return f"| {group.label} | {' | '.join(cells)} |"
+
+
+def training_data(row: Row) -> tuple[str, str]:
+    """Tell the share of the images that it was trained on, and the weight of the KL; a file tells neither."""
+    return ("", "") if "file" in row else (f"{1 - row['validation_share']:.0%}", f"{row['recipe']['temperature']:g}")
 
 
 def known(value: float, form: str) -> str:

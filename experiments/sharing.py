@@ -180,11 +180,16 @@ def as_it_is(run: TrainedRun, judge: Judge) -> Row:
 
 def write_rows(args: argparse.Namespace, record: dict[str, Any], rows: Iterable[Row]) -> None:
     """Write what there is, then take in rows one by one, and write after each."""
-    for row in itertools.chain([None], rows):
-        if row is not None:
-            record["results"].append(row)
-        if args.out is not None:
-            write_json(args.out, plain(record))
+    write(args, record)
+    for row in rows:
+        record["results"].append(row)
+        write(args, record)
+
+
+def write(args: argparse.Namespace, record: dict[str, Any]) -> None:
+    """Write what there is, where that is wished."""
+    if args.out is not None:
+        write_json(args.out, plain(record))
 
 
 def int8(args: argparse.Namespace) -> Found:
@@ -283,8 +288,7 @@ def main() -> None:
     """Do what the command line asks, and write values and figures."""
     args = options()
     found = {one.__name__: one for one in (curve, int8, files, figures)}[args.experiment](args)
-    if args.out is not None:
-        write_json(args.out, plain(found.values))
+    write(args, found.values)
     if args.figures is not None:
         found.draw(args.figures)
 
