@@ -89,8 +89,10 @@ class Judge:
 
     def of(self, bnn: lb.BayesianModel) -> dict[str, Any]:
         """Score with draws, on held-out and on test data, and by one pass; a plain network knows one way alone."""
-        random = bnn.current_rule.random and bnn.members is None and bnn.layout.numel > 0
+        one_pass = bnn.trained_rule == "moments"
+        random = (one_pass or bnn.current_rule.random) and bnn.members is None and bnn.layout.numel > 0
         draws: dict[str, Any] = {"samples": self.args.samples if random else None}
+        draws |= {"rule": "sample"} if one_pass else {}
         test = {"draws": self.tested(bnn, **draws)}
         found = {"held_out": self.outcome(bnn, self.data.validation, **draws)[0], "test": test}
         if random:
@@ -99,7 +101,9 @@ class Judge:
         return found
 
     def calibrate(self, bnn: lb.BayesianModel) -> None:
-        """Fit the two factors of one pass on held-out data."""
+        """Fit the two factors of one pass on held-out data, unless the model was trained by one pass."""
+        if bnn.trained_rule == "moments":
+            return
         generator = torch.Generator().manual_seed(self.args.seed)
         bnn.calibrate_moments(self.batches(self.data.validation, self.args.calibration), self.args.samples, generator)
 
@@ -113,7 +117,7 @@ def method_for(bnn: lb.BayesianModel, text: str, **settings: Any) -> lb.WeightSh
     if not isinstance(method, lb.WeightSharing):
         raise LeanBayesError(f"{text} shares no weights: give weight-sharing, with settings if wished.")
     kept = {name: getattr(bnn.method, name) for name in ("prior", "rule", "samples") if hasattr(bnn.method, name)}
-    return dataclasses.replace(method, **kept, **settings, pretrain=0.0, pretrain_spreads=0.0)
+    return dataclasses.replace(method, **{**kept, **settings}, pretrain=0.0, pretrain_spreads=0.0)
 
 
 def shared(bnn: lb.BayesianModel, method: lb.WeightSharing, judge: Judge) -> lb.BayesianModel:
@@ -158,7 +162,8 @@ def shared_rows(args: argparse.Namespace, run: TrainedRun, judge: Judge, done: S
         if not missing:
             continue
         begun = run.model if rate is None else run.model.restrict(rate)
-        method = method_for(run.model, args.method, components=components, bit_price=price)
+        rule = {} if args.rule is None else {"rule": args.rule}
+        method = method_for(run.model, args.method, components=components, bit_price=price, **rule)
         start = time.perf_counter()
         if lr is None:
             bnn = shared(begun, method, judge)
