@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from headline_rows import name_of
 from one_pass import best_temperature, mean_logits, thinned
 from sharing_files import Judge
 from torch import Tensor, nn
@@ -131,24 +132,6 @@ def of_file(name: str, path: Path, first: TrainedRun, judge: Judge) -> Subject:
     bnn = lb.load(path, network).eval().to(first.model.device)
     about = {"name": name, "file": path.name, "seed": None, "method": config.encode(bnn.method)}
     return Subject(bnn, path, about, judge)
-
-
-def name_of(method: lb.Method) -> str:
-    """Name a method as its paper does, with the setting that matters most."""
-    match method:
-        case lb.Ensemble():
-            return f"Ensemble ({method.members})"
-        case lb.MCDropout():
-            return "MC dropout"
-        case lb.PBN():
-            return f"PBN {100 * method.rate:g} %"
-        case lb.VDP():
-            return "VDP++"
-        case lb.SSVI() | lb.RigL():
-            return f"{type(method).__name__} {100 * (1 - method.density):g} %"
-        case lb.WeightSharing():
-            return "2DGBNN"
-    return type(method).__name__
 
 
 class Tempered(nn.Module):

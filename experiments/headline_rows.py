@@ -1,4 +1,4 @@
-"""The rows of the headline table: what `headline.py` has found and baselines beside it, by their seeds."""
+"""The rows of the headline table: what `headline.py` has found and comparisons beside it, by their seeds."""
 
 import json
 import math
@@ -8,6 +8,9 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from ssvi_tables import read
+
+import leanbayes as lb
+from leanbayes import config
 
 TASK = ("resnet-18", "cifar10")  # that papers and benchmarks are of
 ORDER = ("Deterministic", "Ensemble", "MC dropout", "RigL", "MeanField", "PBN", "VDP++", "SSVI", "2DGBNN")
@@ -54,22 +57,48 @@ class Group(NamedTuple):
 
 
 def read_all(folder: Path) -> list[Row]:
-    """Read what `headline.py` has found, and baselines of a comparison."""
+    """Read what `headline.py` has found, and comparisons of all methods."""
     records: list[Row] = [json.loads(path.read_text()) for path in sorted(folder.glob("*.json"))]
-    compared = [read(path) for path in sorted(folder.parent.glob("*_methods.json"))] if records else []
-    names = {row["name"] for record in records for row in record["results"]}
-    return records + [of_baselines(record, names) for record in compared]
+    compared = sorted(folder.parent.glob("*_methods*.json")) if records else []
+    files = read(folder.parent / "sharing" / "paper.json").get("results", ())
+    return [with_files(record, files) for record in records] + [of_comparison(read(path)) for path in compared]
 
 
-def of_baselines(record: Row, known: Iterable[str]) -> Row:
-    """Bring those of a comparison, which predict in one way alone, into the form of `headline.py`."""
+def with_files(record: Row, files: Iterable[Row]) -> Row:
+    """Take the sizes of runs that share weights from their compact files."""
+    sizes = {json.dumps([one["method"], one["seed"]]): one["bytes"] for one in files}
+    rows = record["results"]
+    return {
+        **record,
+        "results": [
+            {**row, "bytes": sizes.get(json.dumps([row["method"], row.get("seed")]), row["bytes"])} for row in rows
+        ],
+    }
+
+
+def name_of(method: lb.Method) -> str:
+    """Name a method as its paper does, with the setting that matters most."""
+    match method:
+        case lb.Ensemble():
+            return f"Ensemble ({method.members})"
+        case lb.MCDropout():
+            return "MC dropout"
+        case lb.PBN():
+            return f"PBN {100 * method.rate:g} %"
+        case lb.VDP():
+            return "VDP++"
+        case lb.SSVI() | lb.RigL():
+            return f"{type(method).__name__} {100 * (1 - method.density):g} %"
+        case lb.WeightSharing():
+            return "2DGBNN"
+    return type(method).__name__
+
+
+def of_comparison(record: Row) -> Row:
+    """Bring a comparison, in which each predicts in one way alone, into the form of `headline.py`."""
     rows = []
     for one in record["results"]:
         method, costs = one["method"], one["costs"]
-        names = {"MCDropout": "MC dropout", "Ensemble": f"Ensemble ({method.get('members')})"}
-        name = names.get(method["type"])
-        if name is None or name in known:
-            continue
         corrupted = [level["scores"]["nll"] for level in one["shifts"] if level["family"] == "corruptions"]
         figures = {
             **one["scores"],
@@ -78,19 +107,17 @@ def of_baselines(record: Row, known: Iterable[str]) -> Row:
             "kilo_stored": costs["stored"] / 1e3,
             "train_peak_mb": costs["peak_memory_bytes"] / 1e6,
         }
-        way = "members" if method["type"] == "Ensemble" else f"{costs['ours']['samples']} draws"
+        ways = {"Deterministic": "plain", "Ensemble": "members"}
         about = {
-            "name": name,
-            "way": way,
+            "name": name_of(config.decode(method)),
+            "way": ways.get(method["type"], f"{costs['ours']['samples']} draws"),
             "seed": one["seed"],
             "method": method,
             "recipe": record["recipe"],
             "validation_share": record["source"]["validation_share"],
-            "start": None,
+            "start": record.get("start"),
         }
-        rows.append(
-            {**about, "digest": str(one["seed"]), "bytes": costs["file_bytes"], "ood": one["ood"], "figures": figures}
-        )
+        rows.append({**about, "bytes": costs["file_bytes"], "ood": one["ood"], "figures": figures})
     return {**record, "examples": record["results"][0]["scores"]["examples"], "results": rows}
 
 
@@ -112,17 +139,32 @@ def epochs_of(row: Row) -> list[int]:
 
 def grouped(rows: Iterable[Row]) -> list[Group]:
     """Bring the seeds of each training and way together, in the order of the table; files come last."""
+    once: dict[tuple[str, ...], Row] = {}  # one may be in two files
+    for row in rows:
+        once.setdefault((row["name"], row["way"], *identity(row)), row)
     found: dict[str, dict[str, list[Row]]] = {}
-    for row in {(row["name"], row["digest"], row["way"]): row for row in rows}.values():  # one may be in two files
+    for row in once.values():
         found.setdefault(row["name"], {}).setdefault(training_of(row), []).append(row)
     groups = []
     for name, trainings in found.items():
         for of_training in trainings.values():
             epochs = " + ".join(map(str, epochs_of(of_training[0])))
-            title = f"{name} ({epochs} epochs)" if len(trainings) > 1 and epochs else name
+            said = f"{name}{size_of(of_training[0])}"
+            title = f"{said} ({epochs} epochs)" if len(trainings) > 1 and epochs else said
             for way in dict.fromkeys(row["way"] for row in of_training):
                 groups.append(Group(name, way, [row for row in of_training if row["way"] == way], title))
     return sorted(groups, key=place_of)
+
+
+def size_of(row: Row) -> str:
+    """Tell how many Gaussians a training that shares weights goes out from; nothing of others."""
+    components = row["method"].get("components")
+    return "" if components is None or "file" in row else f" {components}"
+
+
+def identity(row: Row) -> tuple[str, ...]:
+    """Tell a model from all others."""
+    return (row["digest"],) if "file" in row else (training_of(row), str(row["seed"]))
 
 
 def training_of(row: Row) -> str:

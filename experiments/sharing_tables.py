@@ -114,7 +114,8 @@ def paper_claims(record: Row) -> Iterator[tuple[str, str, str]]:
     cost = size_in_words(row["bytes"], record)
     yield (
         f"ResNet-18, CIFAR-10: {in_words(PAPER)}; 18 thousand parameters by its count, as printed",
-        f"{in_words(draws)}; {row['paper_parameters'] / 1e3:.0f} thousand by that count",
+        f"{in_words(draws)} by draws, {in_words(row['test']['one_pass'])} in one pass; "
+        f"{row['paper_parameters'] / 1e3:.0f} thousand by that count",
         cost,
     )
     if "svhn" in draws["ood"]:
@@ -162,7 +163,9 @@ def settings_of(row: Row) -> str:
 def begin(record: Row, title: str, columns: Iterable[str]) -> list[str]:
     """Begin a table, and say on how many examples its scores are."""
     counts = f"{record['examples']:,} test examples, {record['samples']} draws"
-    words = f"{counts}; one pass is calibrated on held-out data.\n"
+    by_it = record["settings"].get("rule") == "moments"
+    how = "is what the files were trained by" if by_it else "is calibrated on held-out data"
+    words = f"{counts}; one pass {how}.\n"
     where = f"{record['model']['name']} on {record['source']['name']}"
     return [*head(record, f"{where}: {title}"), words, *header(columns)]
 

@@ -65,6 +65,7 @@ MANY = 5  # methods from which on a comparison has a line a method, with fewer f
 FEW_COLUMNS = ("accuracy", "nll", "ece", "debiased_classwise_error", "kilo_trained", "file_kb", "epoch_ms")
 SUBJECTS = {
     "cifar10_criteria": "removal criteria",
+    "cifar10_criteria_sensitivity": "removal by sensitivity",
     "cifar10_density": "densities",
     "cifar10_init_std": "the first σ",
     "cifar10_init_std_no_warmup": "the first σ, without a warm-up of the temperature",
@@ -74,6 +75,9 @@ SUBJECTS = {
     "cifar10_vdp": "VDP++",
     "cifar10_ssvi_paper": "SSVI as in its paper",
     "cifar10_methods": "all methods",
+    "cifar10_methods_ensemble": "an ensemble by the recipe of all methods",
+    "cifar10_methods_seed_1": "all methods, another seed",
+    "cifar10_pbn_start": "PBN of a trained network",
     "cifar10_ssvi_long": "SSVI for longer",
     "cifar100_ssvi": "SSVI",
     "mnist_init_std": "the first σ",

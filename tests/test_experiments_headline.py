@@ -331,6 +331,33 @@ def test_baselines_of_a_comparison_stand_beside_the_rest(
     ]
 
 
+def test_another_seed_of_a_comparison_joins_its_training(
+    results: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = tmp_path / "results" / "headline"
+    shutil.copytree(results, folder)
+    (folder / "again.json").unlink()
+    given = found(folder / "all.json")
+    plain = next(row for row in given["results"] if row["name"] == "Deterministic" and row["way"] == "plain")
+    record = {key: given[key] for key in ("model", "source", "machine", "versions")}
+    record["source"] = {**record["source"], "validation_share": plain["validation_share"]}
+    one = {
+        "method": plain["method"],
+        "scores": {"accuracy": 0.25, "nll": 1.5, "ece": 0.1, "brier": 0.6, "examples": 60},
+        "shifts": [],
+        "ood": {},
+        "costs": {"stored": 5000, "peak_memory_bytes": 3e6, "file_bytes": 2_000_000, "ours": {"samples": 1}},
+    }
+    trained = [{**one, "seed": seed} for seed in (plain["seed"], plain["seed"] + 1)]  # the first is known already
+    record |= {"command": "leanbayes compare", "recipe": plain["recipe"], "results": trained}
+    (tmp_path / "results" / "digits_methods_again.json").write_text(json.dumps(record))
+    tables = script(monkeypatch, "headline_tables.py")
+    row = lines_of(next(tables["headline_tables"](folder, tmp_path)))["Deterministic"]
+    assert row["seeds"] == "2"
+    assert row["accuracy"] == f"{(plain['figures']['accuracy'] + 0.25) / 2:.2%}"  # the mean of two alone
+    assert row["MB on disk"] == f"{(plain['bytes'] + 2_000_000) / 2e6:.2f}"
+
+
 def test_training_times_are_of_epochs_where_these_were_measured(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
