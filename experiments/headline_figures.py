@@ -2,12 +2,11 @@
 
 python experiments/headline_figures.py experiments/results/headline
 
-They are drawn from all JSON files of `headline.py` in the folder, into it.
+They are drawn from what the headline table is made of, into the folder; of sizes those that the README shows, if any.
 """
 
 import argparse
 import itertools
-import json
 import re
 import sys
 from collections.abc import Iterator, Sequence
@@ -16,8 +15,8 @@ from pathlib import Path
 
 import numpy as np
 from drawing import BOTTOM, HEIGHT, LEFT, RIGHT, TOP, WIDTH, draw
-from headline_rows import TASK, Group, grouped, task_of
-from headline_tables import composed, most_trained
+from headline_rows import TASK, Group, all_groups
+from headline_tables import SHORT, composed, most_trained
 
 from leanbayes.errors import LeanBayesError
 from leanbayes.figures import Figure, Series
@@ -48,8 +47,8 @@ def reliability(groups: Sequence[Group]) -> Figure | None:
 
 
 def bins_of(group: Group) -> Series:
-    """Add up the bins of all seeds."""
-    confidence, right, count = np.sum([row["reliability"] for row in group.rows], axis=0)
+    """Add up the bins of all seeds that `headline.py` has looked at."""
+    confidence, right, count = np.sum([row["reliability"] for row in group.rows if "reliability" in row], axis=0)
     there = count >= FEWEST
     of_bins = (tuple((sums[there] / count[there]).tolist()) for sums in (confidence, right))
     return Series(f"{group.label}: ECE {group.mean('ece'):.4f}, {group.megabytes:.2f} MB", *of_bins)
@@ -113,13 +112,13 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "", allow_abbrev=False)
     parser.add_argument("folder", type=Path, help="of the JSON files, and of the pictures")
     folder = parser.parse_args().folder
-    records = [json.loads(path.read_text()) for path in sorted(folder.glob("*.json"))]
-    groups = grouped(row for record in records if task_of(record) == TASK for row in record["results"])
+    groups = all_groups(folder)
     if not groups:
         raise LeanBayesError(f"{folder} has no results of {' on '.join(TASK)}: run experiments/headline.py first.")
     figure = reliability(groups)
     drawings = {} if figure is None else {"reliability": draw(figure)}
-    for name, text in {**drawings, "size-nll": sizes(groups)}.items():
+    shown = [group for group in groups if group.label in SHORT]
+    for name, text in {**drawings, "size-nll": sizes(shown or groups)}.items():
         (folder / f"{name}.svg").write_text(text, encoding="utf-8")
 
 
