@@ -74,6 +74,9 @@ class MomentPropagation(Rule):
         if not model.posterior.training:
             within.signs = model.probe_signs
         within.taken, within.batch_first = 0, model.batch_first
+        for value in values:
+            if isinstance(value, Moments):
+                value.copies = False  # every element is there once
         first = next(tensors_of(inputs), None)
         within.rows = None if first is None or first.dim() == 0 else first.shape[0]
         within.maps = model.ends_in_convolution if self.maps is None else self.maps
