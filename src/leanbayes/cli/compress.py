@@ -12,12 +12,13 @@ from typing import Annotated, Any, Literal
 import tyro
 from rich.table import Table
 
-from leanbayes.bayesian import BayesianModel, bayesianize
+from leanbayes.bayesian import BayesianModel
 from leanbayes.cli.options import RunFolder, parse
 from leanbayes.cli.runs import TrainedRun, open_run
 from leanbayes.cli.tables import show
 from leanbayes.compression.file import compress
 from leanbayes.compression.quantisation import Precision
+from leanbayes.conversion import bayesianize
 from leanbayes.data import Batches
 from leanbayes.errors import LeanBayesError
 from leanbayes.evaluation import evaluate
