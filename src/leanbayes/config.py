@@ -75,6 +75,14 @@ def _describe(hint: Any) -> str:
     return _KINDS[hint][0] if hint in _KINDS else f"a {getattr(hint, '__name__', hint)}"
 
 
+def check_choices(settings: Any, **kinds: Any) -> None:
+    """Refuse settings that are none of the words of their kind, a `Literal`."""
+    for name, kind in kinds.items():
+        if getattr(settings, name) not in typing.get_args(kind):
+            words = ", ".join(map(repr, typing.get_args(kind)))
+            raise LeanBayesError(f"{name}={getattr(settings, name)!r} is unknown: use one of {words}.")
+
+
 def encode(value: Any) -> Any:
     """Turn a registered object, and what it holds, into plain JSON values."""
     if isinstance(value, (list, tuple)):
