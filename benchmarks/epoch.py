@@ -9,7 +9,6 @@ which share of the time goes into exchanging weights.
 """
 
 import argparse
-import json
 import statistics
 import sys
 import threading
@@ -24,6 +23,7 @@ import leanbayes as lb
 from leanbayes.data import ArrayDataset, Augment, Data, Normalise, from_datasets
 from leanbayes.methods import parse_method
 from leanbayes.models import build
+from leanbayes.plain import json_text
 from leanbayes.training.record import machine, versions
 
 WARM_UP = 2  # epochs that are not counted
@@ -176,7 +176,7 @@ def main() -> None:
             "versions": versions(),
             "machine": machine(),
         }
-        args.out.write_text(json.dumps(record, indent=1) + "\n")
+        args.out.write_text(json_text(record) + "\n")
 
 
 if __name__ == "__main__":

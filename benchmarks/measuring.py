@@ -1,6 +1,5 @@
 """What the benchmarks share: taking times, memory and the record of a run."""
 
-import json
 import platform
 import shlex
 import statistics
@@ -16,6 +15,7 @@ from torch.profiler import ProfilerActivity, profile
 
 import leanbayes as lb
 from leanbayes.cost import PeakMemory
+from leanbayes.plain import json_text
 
 
 def wait(cuda: bool) -> None:
@@ -122,4 +122,4 @@ def write(path: Path | None, record: Mapping[str, Any]) -> None:
     command = "python " + shlex.join(sys.argv).partition(" --out")[0]
     whole = {"command": command, "leanbayes": lb.__version__, "torch": torch.__version__, **record}
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps(whole, indent=1) + "\n")
+    path.write_text(json_text(whole) + "\n")

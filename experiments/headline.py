@@ -26,7 +26,7 @@ from headline_rows import name_of
 from one_pass import best_temperature, mean_logits, thinned
 from sharing_files import Judge
 from torch import Tensor, nn
-from trained import folders, plain
+from trained import folders
 
 import leanbayes as lb
 from leanbayes import config
@@ -37,6 +37,7 @@ from leanbayes.errors import LeanBayesError
 from leanbayes.evaluation import Look, assess
 from leanbayes.evaluation.scores import ignored
 from leanbayes.models import build
+from leanbayes.plain import without_nan
 from leanbayes.report import AssessedRun
 from leanbayes.saving import describe
 from leanbayes.training.record import machine, versions, without_places, write_json
@@ -249,7 +250,7 @@ def record_of(args: argparse.Namespace, first: Subject, run: TrainedRun) -> Row:
     }
     if args.out.is_file():
         old = json.loads(args.out.read_text())
-        if any(old.get(key) != plain(record[key]) for key in ("model", "source", "settings")):
+        if any(old.get(key) != without_nan(record[key]) for key in ("model", "source", "settings")):
             raise LeanBayesError(f"{args.out} has rows of another task, or with other settings: choose another --out.")
         commands = [*old.get("earlier_commands", []), old["command"]]
         record["earlier_commands"] = [one for one in dict.fromkeys(commands) if one != record["command"]]
@@ -300,7 +301,7 @@ def main() -> None:
                 continue
             print(f"{name} ({subject.about.get('run') or subject.about['file']}), {way} ...", flush=True)
             start = time.perf_counter()
-            row = plain(row_of(subject, way, how, args))
+            row = row_of(subject, way, how, args)
             print(f"  {line(row)} ({time.perf_counter() - start:.0f} s)", flush=True)
             record["results"].append(row)
             write_json(args.out, record)

@@ -146,7 +146,7 @@ class Comparison:
         x = first_rows(self.examples[0][0], LAYERED if self.data.task != "segmentation" else 1)
         rule, generator = MomentPropagation("common"), torch.Generator().manual_seed(self.seed)
         layers = moment_accuracy(self.bnn, x, self.draws[-1], rule, generator)
-        self.found["layers"] = [without_nan(asdict(layer)) for layer in layers]
+        self.found["layers"] = [asdict(layer) for layer in layers]
         self.layers = layers
         self.found["milliseconds"] = self.times()
 
@@ -187,7 +187,7 @@ class Comparison:
                 self.found["scores"][name] = self.score()
                 moments = output_moments(self.bnn, self.examples)
             accuracy = accuracy_of("output", type(self.bnn.network).__name__, *moments, *truth)
-            self.found["output_accuracy"][name] = without_nan(asdict(accuracy))
+            self.found["output_accuracy"][name] = asdict(accuracy)
             self.reset()
 
     def times(self) -> dict[str, float]:
@@ -216,8 +216,8 @@ class Comparison:
         lines = [["", *(SCORES[key] for key in columns), *FIGURES.values(), "ms"]]
         for name, values in scores.items():
             accuracy = accuracies.get(name, {})
-            figures = [values[key] for key in columns] + [accuracy.get(key) for key in FIGURES]
-            line = ["" if figure is None else f"{figure:.4f}" for figure in figures]
+            figures = [values[key] for key in columns] + [accuracy.get(key, math.nan) for key in FIGURES]
+            line = ["" if math.isnan(figure) else f"{figure:.4f}" for figure in figures]
             lines.append([name, *line, f"{times[name]:.1f}" if name in times else ""])
         widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
         first, *others = widths
@@ -311,11 +311,6 @@ def count(batches: Given) -> int:
 def first_rows(x: Any, rows: int) -> Any:
     """Take the first rows of a batch."""
     return map_tensors(lambda tensor: tensor[:rows], x)
-
-
-def without_nan(values: dict[str, Any]) -> dict[str, Any]:
-    """Write nan as JSON can: null."""
-    return {key: None if isinstance(value, float) and math.isnan(value) else value for key, value in values.items()}
 
 
 def seconds(run: Callable[[], Any]) -> float:

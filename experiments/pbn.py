@@ -27,7 +27,7 @@ from pbn_images import segmentation, severities
 from pbn_rates import rates
 from torch import Tensor, nn
 from torch.utils.data import Subset
-from trained import Found, lines_figure, name_of, plain, task_of
+from trained import Found, lines_figure, name_of, task_of
 
 import leanbayes as lb
 from leanbayes import config
@@ -235,7 +235,7 @@ def write(found: Found, args: argparse.Namespace) -> None:
         words = [args.experiment, *(path.resolve().name for path in places)]
         command = command_of("pbn", args, words, hidden=("experiment",))
         start = {"command": command, "seed": args.seed, "versions": versions(), "machine": machine()}
-        write_json(args.out, plain(start | found.values))
+        write_json(args.out, start | found.values)
     if args.figures is not None:
         found.draw(args.figures)
 

@@ -24,7 +24,7 @@ from asking import PLACES, command_of, with_places
 from sharing_figures import boxes, curve_drawing, density, density_drawing, draw_boxes, plane
 from sharing_files import Judge, Row, complete, counts_of, line, method_for, of_file, shared, shared_rows
 from sharing_tables import INT8
-from trained import Found, about, folders, plain
+from trained import Found, about, folders
 
 import leanbayes as lb
 from leanbayes import config
@@ -32,6 +32,7 @@ from leanbayes.cli.runs import TrainedRun, method_name, open_run
 from leanbayes.compression.mixture import CHI2_95
 from leanbayes.compression.quantisation import Precision, quantise_posterior
 from leanbayes.errors import LeanBayesError
+from leanbayes.plain import without_nan
 from leanbayes.posteriors import SharedPosterior
 from leanbayes.training.record import machine, versions, write_json
 
@@ -147,10 +148,10 @@ def begun(args: argparse.Namespace, run: TrainedRun, judge: Judge) -> dict[str, 
     """Begin a record that rows go into, or go on with that of the same run and settings."""
     record = record_of(args, run, judge) | {"compared": [], "results": []}
     if args.out is not None and args.out.is_file():
-        old, new = json.loads(args.out.read_text()), plain(record)
+        old, new = json.loads(args.out.read_text()), without_nan(record)
         if all(old.get(key) == new[key] for key in ("settings", "method", "model", "source", "recipe")):
             machines = [*old.get("later_machines", []), record["machine"]]
-            record["later_machines"] = [one for one in plain(machines) if one != old["machine"]]
+            record["later_machines"] = [one for one in machines if one != old["machine"]]
             record |= {key: old[key] for key in ("compared", "results", "machine", "versions")}
             commands = [*old.get("earlier_commands", []), old["command"]]
             record["earlier_commands"] = [one for one in dict.fromkeys(commands) if one != record["command"]]
@@ -190,7 +191,7 @@ def write_rows(args: argparse.Namespace, record: dict[str, Any], rows: Iterable[
 def write(args: argparse.Namespace, record: dict[str, Any]) -> None:
     """Write what there is, where that is wished."""
     if args.out is not None:
-        write_json(args.out, plain(record))
+        write_json(args.out, record)
 
 
 def int8(args: argparse.Namespace) -> Found:

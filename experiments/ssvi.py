@@ -20,7 +20,7 @@ from typing import Any, ClassVar, get_args
 import torch
 from asking import command_of
 from torch import Tensor
-from trained import folders, plain, read_comparison, save
+from trained import folders, read_comparison, save
 
 import leanbayes as lb
 from leanbayes import config
@@ -273,7 +273,7 @@ def draws(args: argparse.Namespace) -> None:
             "machine": machine(),
             "results": results,
         }
-        write_json(args.out, plain(found))
+        write_json(args.out, found)
 
 
 def line(result: Mapping[str, Any]) -> str:

@@ -4,7 +4,6 @@ import argparse
 import dataclasses
 import itertools
 import json
-import math
 import statistics
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -157,15 +156,6 @@ class Found:
             (folder / f"{name}.svg").write_text(text, encoding="utf-8")
         for name, rows in self.sheets.items():
             sheet(rows, folder / f"{name}.png")
-
-
-def plain(value: Any) -> Any:
-    """Write nan and infinity as JSON can: null."""
-    if isinstance(value, dict):
-        return {key: plain(one) for key, one in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [plain(one) for one in value]
-    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def save(figures: Iterable[Figure], folder: Path) -> None:

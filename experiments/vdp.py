@@ -21,7 +21,7 @@ from typing import Any
 import torch
 from asking import command_of
 from torch import Tensor
-from trained import folders, plain, save
+from trained import folders, save
 
 import leanbayes as lb
 from leanbayes import config
@@ -393,7 +393,7 @@ def main() -> None:
             "summary": summary_of(results),
             "figures": [figure.to_json() for figure in figures],
         }
-        write_json(args.out, plain(found))
+        write_json(args.out, found)
     if args.figures is not None:
         save(figures, args.figures)
     for text in examination.notes:

@@ -247,6 +247,67 @@ def test_sparse_tensors_are_refused() -> None:
         count_cost(lambda x: x.to_sparse(), vector())
 
 
+def of_lengths(*lengths: int, layout: torch.layout) -> Tensor:
+    """A nested tensor of sequences of 8 channels."""
+    return torch.nested.nested_tensor([torch.zeros(length, 8) for length in lengths], layout=layout)
+
+
+LAYOUTS = pytest.mark.parametrize("layout", [torch.strided, torch.jagged], ids=str)
+NESTED = pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
+
+
+@NESTED
+@LAYOUTS
+@pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode, torch.enable_grad])
+def test_of_nested_tensors_the_buffer_counts(layout: torch.layout, mode: Callable[[], Any]) -> None:
+    x, network = of_lengths(2, 4, layout=layout), nn.Linear(8, 3)
+    with mode():
+        cost = count_cost(lambda: torch.nested.to_padded_tensor(torch.relu(network(x)), 0.0))
+    weights, given, made, padded = 8 * 3 + 3, 6 * 8, 6 * 3, 2 * 4 * 3
+    assert cost.bytes == ((weights + given + made) + 2 * made + (made + padded)) * F4
+    assert cost.kernels == 3
+    with torch.no_grad():
+        assert peak(lambda: torch.relu(network(x))).peak_bytes == 2 * made * F4
+
+
+@NESTED
+@LAYOUTS
+def test_backward_of_nested_tensors_is_counted(layout: torch.layout) -> None:
+    x, network = of_lengths(2, 4, layout=layout), nn.Linear(8, 3)
+    output = torch.nested.to_padded_tensor(network(x), 0.0)
+    cost = count_cost(output.backward, torch.ones_like(output))
+    weight, bias, given, made = 8 * 3, 3, 6 * 8, 6 * 3
+    assert cost.by_op["aten.linear_backward"].bytes == ((given + made + weight) + (weight + bias)) * F4
+    assert cost.kernels == 2  # the other one takes the padding out
+
+
+@NESTED
+def test_padding_that_a_transformer_encoder_leaves_out_costs_nothing() -> None:
+    layer = nn.TransformerEncoderLayer(8, 2, 16, batch_first=True)
+    network, x = nn.TransformerEncoder(layer, 1).eval(), torch.zeros(3, 5, 8)
+    lengths = torch.tensor([3, 4, 5])
+    mask = torch.arange(5) >= lengths[:, None]
+    for mode in (torch.no_grad, torch.inference_mode):
+        with mode():
+            by_op = count_cost(network, x, src_key_padding_mask=mask).by_op
+        kept, all_of_it, of_mask = 12 * 8 * F4, 15 * 8 * F4, 15
+        assert by_op["aten._nested_tensor_from_mask"].bytes == all_of_it + of_mask + kept
+        weights = sum(parameter.nbytes for parameter in layer.parameters())
+        assert by_op["aten._transformer_encoder_layer_fwd"].bytes == kept + weights + kept
+        assert by_op["aten.to_padded_tensor"].bytes == kept + all_of_it
+
+
+@NESTED
+@LAYOUTS
+def test_flops_of_nested_tensors_are_counted_or_refused(layout: torch.layout) -> None:
+    x, network = of_lengths(2, 4, layout=layout), nn.Linear(8, 3)
+    with torch.no_grad(), FlopCounter(network.parameters()) as counter:
+        network(x)
+    assert counter.flops.dense == 2 * 6 * 8 * 3
+    with pytest.raises(TypeError, match="nested"), torch.no_grad(), FlopCounter():
+        torch.bmm(of_lengths(8, 8, layout=layout), torch.zeros(2, 8, 3))
+
+
 def peak(function: Callable[[], Any]) -> PeakMemory:
     with PeakMemory() as memory:
         function()

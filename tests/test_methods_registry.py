@@ -1,7 +1,7 @@
 """Methods by name: settings reach any depth, and a name or setting that is not there gets one clear sentence."""
 
 import dataclasses
-from typing import Any
+from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 import pytest
 
@@ -9,6 +9,7 @@ import leanbayes as lb
 from leanbayes import config
 from leanbayes.method import Method
 from leanbayes.methods import METHODS, describe_method, get_method, parse_method
+from leanbayes.rules import MomentPropagation
 from leanbayes.training import Recipe
 
 
@@ -37,6 +38,21 @@ def test_every_method_can_be_saved_and_says_in_a_line_what_it_is(name: str) -> N
     first = (type(METHODS[name]).__doc__ or "").splitlines()[0]
     assert first.endswith(".")
     assert not first.startswith(type(METHODS[name]).__name__ + "(")  # what a dataclass without a docstring has
+
+
+WORDS = [
+    (type(settings), setting, get_args(hint)[0])
+    for settings in (*METHODS.values(), MomentPropagation(), Recipe())
+    for setting, hint in get_type_hints(type(settings)).items()
+    if get_origin(hint) is Literal
+]
+
+
+@pytest.mark.parametrize(("kind", "setting", "known"), WORDS)
+def test_a_word_that_a_setting_does_not_know_is_refused(kind: type, setting: str, known: str) -> None:
+    with pytest.raises(lb.LeanBayesError, match=rf"'knwon'.*: .*{known}.*[.?]$"):
+        kind(**{setting: "knwon"})
+    assert getattr(kind(**{setting: known}), setting) == known
 
 
 def test_all_methods_are_of_different_types() -> None:

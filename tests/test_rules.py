@@ -58,6 +58,8 @@ USES: dict[str, tuple[tuple[int, ...], Tensor, Callable[[Tensor, Any], Tensor]]]
     "reshaped": ((12,), rand(2, 4), lambda x, w: F.linear(x, w.view(3, 4))),
     "sliced": ((6, 4), rand(2, 4), lambda x, w: F.linear(x, w[:3], BIAS)),
     "chunked": ((6, 4), rand(2, 4), lambda x, w: F.linear(x, w.chunk(2)[1])),
+    "by numbers": ((6, 4), rand(2, 4), lambda x, w: F.linear(x, w[torch.tensor([4, 0, 1])], BIAS)),
+    "flipped": ((3, 4), rand(2, 4), lambda x, w: F.linear(x, w.flip(0))),
     "scaled": ((3, 4), rand(2, 4), lambda x, w: F.linear(x, 0.5 * w * 3 / 2)),
     "scaled by a tensor": ((3, 4), rand(2, 4), lambda x, w: F.linear(x, BIAS[:, None] * w)),
 }
@@ -181,8 +183,6 @@ def test_attention_without_a_batch_and_across_sequences() -> None:
         (lambda x, w: F.linear(w, x), "linear"),
         (lambda x, w: x + w, "add"),
         (lambda x, w: F.linear(x, w - 1), "arithmetic"),
-        (lambda x, w: F.linear(x, w[:1].expand(8, 4)), "copies"),
-        (lambda x, w: F.linear(x, w[[0, 1, 2, 3, 0]]), "copies"),
     ],
 )
 def test_an_operation_without_a_formula_is_named(
@@ -191,6 +191,51 @@ def test_an_operation_without_a_formula_is_named(
     bnn = lb.bayesianize(Use((4, 4), function), lb.MeanField(rule=rule), select="weight")
     with pytest.raises(lb.UnsupportedOperation, match=rf"(?s){rule}.*{operation}.*'weight'.*sample"):
         bnn(rand(4, 4))
+
+
+COPIES: dict[str, Callable[[Tensor, Any], Tensor]] = {
+    "rows by expand": lambda x, w: F.linear(x, w[:1].expand(8, 4)),
+    "columns by expand": lambda x, w: F.linear(x, w[:, :1].expand(4, 4)),
+    "expanded, reshaped and scaled": lambda x, w: F.linear(x, 2 * w[0].expand(3, 4).reshape(3, 4)),
+    "rows by numbers": lambda x, w: F.linear(x, w[[0, 0]]),
+    "more rows by numbers": lambda x, w: F.linear(x, w[[0, 1, 2, 3, 0]]),
+    "columns by numbers": lambda x, w: F.linear(x, w[:, torch.tensor([0, 0, 1, 1])]),
+    "chosen, and turned": lambda x, w: x @ w.index_select(0, torch.tensor([1, 1, 0, 0])).T,
+    "side by side": lambda x, w: F.linear(x, w[:1].repeat(3, 1)),
+    "by a factor": lambda x, w: F.linear(x, w[:1] * torch.ones(3, 1)),
+    "of a kernel": lambda x, w: F.conv1d(x[:, None], w[:1, None].expand(2, 1, 4)),
+}
+
+
+@pytest.mark.parametrize("rule", ["local", "flipout", "covariance", "moments"])
+@pytest.mark.parametrize("name", COPIES)
+def test_copies_of_a_weight_are_refused_where_they_would_count_as_weights_of_their_own(name: str, rule: str) -> None:
+    bnn = lb.bayesianize(Use((4, 4), COPIES[name]), lb.MeanField(rule=rule), select="weight")
+    with pytest.raises(lb.UnsupportedOperation, match=rf"(?s){rule}.*copies.*: .*bnn.using"):
+        bnn(rand(4, 4))
+    with bnn.using("sample"):
+        assert bnn(rand(4, 4)).shape == bnn.to_deterministic()(rand(4, 4)).shape
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda x, w: torch.bmm(x[:, None], w.expand(3, 4, 4)),
+        lambda x, w: torch.einsum("bi,bio->bo", x, w.expand(3, 4, 4)),
+        lambda x, w: F.linear(x, w[[3, 0]]),
+        lambda x, w: F.linear(x, w[torch.tensor([True, False, True, True])]),
+        lambda x, w: x + w[:1].expand(3, 4),
+    ],
+)
+def test_moments_take_a_copy_for_each_example_and_a_choice_without_copies(
+    function: Callable[[Tensor, Any], Tensor],
+) -> None:
+    bnn = lb.bayesianize(Use((4, 4), function), lb.MeanField(init_std=0.3, relative=False), select="weight")
+    mean, variance = moments_of(bnn, rand(3, 4))
+    with bnn.using("moments"):
+        found: Any = bnn(rand(3, 4))
+    assert ((found.loc - mean).abs() <= 5 * (variance / DRAWS).sqrt()).all()
+    torch.testing.assert_close(found.variance, variance, rtol=6 * (2 / DRAWS) ** 0.5, atol=0)
 
 
 def test_a_user_can_register_a_linear_operation() -> None:

@@ -3,8 +3,9 @@
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
-from leanbayes.bayesian import BayesianModel, bayesianize
+from leanbayes.bayesian import BayesianModel
 from leanbayes.compression.file import CompactFile, compress
+from leanbayes.conversion import bayesianize
 from leanbayes.errors import (
     FileFormatError,
     LeanBayesError,

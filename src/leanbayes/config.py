@@ -1,6 +1,7 @@
 """Settings that travel through JSON: only registered types are ever built from a file."""
 
 import dataclasses
+import math
 import types
 import typing
 from collections.abc import Mapping
@@ -74,6 +75,14 @@ def _describe(hint: Any) -> str:
     return _KINDS[hint][0] if hint in _KINDS else f"a {getattr(hint, '__name__', hint)}"
 
 
+def check_choices(settings: Any, **kinds: Any) -> None:
+    """Refuse settings that are none of the words of their kind, a `Literal`."""
+    for name, kind in kinds.items():
+        if getattr(settings, name) not in typing.get_args(kind):
+            words = ", ".join(map(repr, typing.get_args(kind)))
+            raise LeanBayesError(f"{name}={getattr(settings, name)!r} is unknown: use one of {words}.")
+
+
 def encode(value: Any) -> Any:
     """Turn a registered object, and what it holds, into plain JSON values."""
     if isinstance(value, (list, tuple)):
@@ -103,8 +112,11 @@ def decode(value: Any) -> Any:
             f"The file asks for the type {value.get('type')!r}, which this leanbayes does not know: "
             "update leanbayes, or import the package that registers it."
         )
+    # A number that is null was infinite, which JSON has no word for.
+    hints = typing.get_type_hints(cls) if dataclasses.is_dataclass(cls) else {}
+    infinite = {key: math.inf for key, item in settings.items() if item is None and hints.get(key) is float}
     try:
-        return cls(**settings)
+        return cls(**settings | infinite)
     except TypeError as error:
         raise FileFormatError(
             f"The settings of {value['type']} in the file do not fit this version: {error}."

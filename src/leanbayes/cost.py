@@ -16,8 +16,10 @@ _COMPOSITE = torch._C.DispatchKey.CompositeImplicitAutograd
 # Allocate, or answer from what the host knows of a tensor. (Views are told by what they return.)
 _FREE = frozenset(
     "empty empty_like empty_strided empty_permuted new_empty new_empty_strided _efficientzerotensor "
-    "_local_scalar_dense device is_contiguous is_pinned is_same_size record_stream size stride sym_is_contiguous "
-    "sym_numel sym_size sym_storage_offset sym_stride".split()
+    "_local_scalar_dense device is_contiguous is_pinned is_same_size layout record_stream size stride "
+    "sym_is_contiguous sym_numel sym_size sym_storage_offset sym_stride "
+    "_nested_get_jagged_dummy _nested_get_lengths _nested_get_max_seqlen _nested_get_min_seqlen _nested_get_offsets "
+    "_nested_get_ragged_idx _nested_tensor_size _nested_tensor_storage_offsets _nested_tensor_strides".split()
 )
 # Write their first argument, or something of its shape, without reading it.
 _FIRST_UNREAD = frozenset(
@@ -79,8 +81,10 @@ class _Observer(TorchDispatchMode):
         self, func: OpOverload, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         kwargs = kwargs or {}
-        # In inference mode an operation arrives here before torch has cut it into those that do the work.
-        if torch._C._dispatch_has_kernel_for_dispatch_key(func.name(), _COMPOSITE):
+        # In inference mode an operation arrives here before torch has cut it into those that do the work. For nested
+        # tensors it does not: they have operations of their own.
+        nested = _any_nested((args, kwargs))
+        if not nested and torch._C._dispatch_has_kernel_for_dispatch_key(func.name(), _COMPOSITE):
             with self:
                 return func._op_dk(_COMPOSITE, *args, **kwargs)
         result = func(*args, **kwargs)
@@ -97,8 +101,8 @@ class CostCounter(_Observer):
 
     An operation, a custom one too, reads each distinct piece of memory among its inputs once and writes each of its
     outputs once, as a fused kernel does. Views, allocations and questions about shapes cost nothing. Indexing reads and
-    writes the entries it touches. Scratch memory inside a kernel is not seen. A compiled function is counted as if it
-    were not compiled.
+    writes the entries it touches. Of a nested tensor its buffer counts. Scratch memory inside a kernel is not seen. A
+    compiled function is counted as if it were not compiled.
     """
 
     def __init__(self) -> None:
@@ -231,14 +235,27 @@ class PeakMemory(_Observer):
 
 
 def _tensors(value: Any) -> Iterator[Tensor]:
-    """All tensors in nested lists, tuples and dicts."""
+    """All tensors in lists of lists, tuples and dicts; of nested tensors their buffers."""
+    return map(_buffer, _leaves(value))
+
+
+def _leaves(value: Any) -> Iterator[Tensor]:
     if isinstance(value, Tensor):
         yield value
     elif isinstance(value, (list, tuple)):
         for item in value:
-            yield from _tensors(item)
+            yield from _leaves(item)
     elif isinstance(value, dict):
-        yield from _tensors(list(value.values()))
+        yield from _leaves(list(value.values()))
+
+
+def _any_nested(value: Any) -> bool:
+    return any(tensor.is_nested for tensor in _leaves(value))
+
+
+def _buffer(tensor: Tensor) -> Tensor:
+    """The tensor that holds the elements: of a nested one those of all its parts, one after the other."""
+    return tensor.values() if tensor.is_nested else tensor
 
 
 def _storage(tensor: Tensor) -> int:
@@ -338,6 +355,10 @@ def _products(func: OpOverload, bound: dict[str, Any], result: Any) -> list[tupl
         raise TypeError(
             f"The products inside {name} are not known; call torch.backends.mha.set_fastpath_enabled(False) first."
         )
+    if name == "linear" and not backward:  # which torch does not cut into smaller ones for nested tensors
+        return [(2 * _buffer(bound["input"]).numel() * bound["weight"].shape[0], (bound["weight"],))]
+    if _any_nested(bound) and (name in ("linear", "matmul", *_MATRIX_PRODUCTS) or name.startswith("_scaled_dot_")):
+        raise TypeError(f"The products of nested tensors in {name} are not known; measure padded tensors.")
     if name in _MATRIX_PRODUCTS:
         a, b = (bound[operand] for operand in _MATRIX_PRODUCTS[name])
         return [(2 * a.numel() * (b.shape[-1] if b.dim() > 1 else 1), (a, b))]

@@ -15,8 +15,9 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from leanbayes import config
-from leanbayes.bayesian import BayesianModel, assemble
+from leanbayes.bayesian import BayesianModel
 from leanbayes.compression.container import is_compact
+from leanbayes.conversion import assemble
 from leanbayes.errors import FileFormatError, LeanBayesError
 from leanbayes.files import written_whole
 from leanbayes.layout import Layout, Report, ReportRow

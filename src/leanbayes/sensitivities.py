@@ -12,7 +12,8 @@ import torch
 from torch import Tensor, nn
 
 from leanbayes import noise, selection
-from leanbayes.bayesian import BayesianModel, bayesianize
+from leanbayes.bayesian import BayesianModel
+from leanbayes.conversion import bayesianize
 from leanbayes.errors import LeanBayesError, did_you_mean
 from leanbayes.gradients import gradients_of, mean_squared_gradient, no_batches, weight_gradient
 from leanbayes.layout import Layout, Select

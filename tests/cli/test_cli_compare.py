@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import pytest
 import torch
-from cli_cases import LOOK, TINY, Cli, load_run, must_not_train, without_times
+from cli_cases import LOOK, TINY, Cli, load_run, must_not_train, picture, without_times
 from scipy import stats
 
 import leanbayes as lb
@@ -469,6 +469,50 @@ def test_what_cannot_be_kept_is_told_and_shown(two: Comparison, cli: Cli, monkey
     for name in ("deterministic-0", "mean-field-samples=2-0"):
         assert f"What was found is not kept: Cannot write a/{name}/assessment.json.\n" in told.err
     assert cells_of(told.out, "deterministic")
+
+
+# -- what is not defined ----------------------------------------------------------------------------------------------
+
+
+def strictly(text: str) -> Any:
+    """Read JSON as other languages do, which know no NaN and no Infinity."""
+
+    def refuse(name: str) -> None:
+        raise AssertionError(f"{name} is not JSON")
+
+    return json.loads(text, parse_constant=refuse)
+
+
+def test_what_is_not_defined_is_null_in_files_and_shown_as_ever(cli: Cli, work: Callable[[], Work]) -> None:
+    for name in ("cat", "dog"):
+        for number in range(4):
+            picture(Path("pets", "train", name, f"{number}.png"), 8, 8, 3)
+    picture(Path("pets", "val", "cat", "0.png"), 8, 8, 3)  # of one answer, none is right or none is wrong
+    methods = ("deterministic", "weight-sharing:components=4")  # some of whose settings are infinite
+    task = ("--data", "pets", "--model-options", "hidden=[4]", "--model", "mlp", "--workers", 0, "--epochs", 2)
+    words = ("compare", *methods, *task, *LOOK, "--quiet", "--out", "a")
+    first, page = cli(*words), Path("a/report.html").read_text()
+    files = list(Path("a").rglob("*.json"))
+    assert {path.name for path in files} == {"compare.json", "run.json", "assessment.json"}
+    assert all(strictly(path.read_text()) for path in files)
+    for run in figures_in("a")["results"]:
+        undefined = "entropy_wrong" if run["scores"]["accuracy"] else "entropy_right"
+        assert [name for name, value in run["scores"].items() if value is None] == [undefined]
+    assert work() == (3, 2)  # weights share after a stage of their own
+    earlier = Path("a/weight-sharing-components=4-0/run.json")  # as versions wrote it that knew no null
+    earlier.write_text(earlier.read_text().replace('"merge_gradient": null', '"merge_gradient": Infinity'))
+    assert cli(*words).out == first.out
+    assert Path("a/report.html").read_text() == page
+    assert work() == (0, 0)
+
+    cli("report", "a", "--out", "again.html", "--quiet")
+    assert all(name in Path("again.html").read_text() for name in methods)
+    scores = strictly(cli("evaluate", "a/deterministic-0", "--json").out)["scores"]
+    assert (scores["entropy_right"], scores["entropy_wrong"]).count(None) == 1
+    assert re.search(r"^ entropy if (right|wrong) +– *$", cli("evaluate", "a/deterministic-0").out, re.MULTILINE)
+    run = strictly(cli("info", "a/weight-sharing-components=4-0", "--json").out)["run"]
+    assert run["config"]["method"]["merge_gradient"] is None
+    assert config.decode(run["config"]["method"]) == lb.WeightSharing(components=4)
 
 
 # -- files of settings ------------------------------------------------------------------------------------------------

@@ -29,7 +29,7 @@ def test_every_method_trains(name: str, cli: Cli, tmp_path: Path) -> None:
     assert f"leanbayes evaluate {tmp_path / 'run'}" in told.out
     record = read_record(tmp_path / "run")
     assert record["status"] == "finished"
-    assert record["config"]["method"] == config.encode(METHODS[name])
+    assert config.decode(record["config"]["method"]) == METHODS[name]
     assert load_run(tmp_path / "run").method == METHODS[name]
 
 

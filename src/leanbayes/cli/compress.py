@@ -1,6 +1,5 @@
 """`leanbayes compress RUN [OUT]`: search for the compact file that is small enough, or good enough."""
 
-import json
 import re
 import shutil
 import sys
@@ -13,18 +12,20 @@ from typing import Annotated, Any, Literal
 import tyro
 from rich.table import Table
 
-from leanbayes.bayesian import BayesianModel, bayesianize
+from leanbayes.bayesian import BayesianModel
 from leanbayes.cli.options import RunFolder, parse
 from leanbayes.cli.runs import TrainedRun, open_run
 from leanbayes.cli.tables import show
 from leanbayes.compression.file import compress
 from leanbayes.compression.quantisation import Precision
+from leanbayes.conversion import bayesianize
 from leanbayes.data import Batches
 from leanbayes.errors import LeanBayesError
 from leanbayes.evaluation import evaluate
 from leanbayes.evaluation.assessment import batch_size
 from leanbayes.files import written_whole
 from leanbayes.methods import METHODS, WeightSharing
+from leanbayes.plain import json_text
 from leanbayes.posteriors import SharedPosterior
 from leanbayes.saving import load
 
@@ -227,7 +228,7 @@ def _words(trial: Trial) -> str:
 def _tell(options: CompressOptions, out: Path, before: float, results: list[Result], chosen: Result) -> None:
     if options.json:
         told = {"run": str(options.run), "file": str(out), "nll_before": before, "chosen": asdict(chosen)}
-        print(json.dumps({**told, "tried": [asdict(result) for result in results]}, indent=1))
+        print(json_text({**told, "tried": [asdict(result) for result in results]}))
         return
     view = Table("tried", box=None)
     for name in ("bytes", "NLL", "more than\nthe run's", ""):

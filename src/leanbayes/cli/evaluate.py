@@ -1,6 +1,5 @@
 """`leanbayes evaluate RUN`: score a run on its test data."""
 
-import json
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,6 +12,7 @@ from leanbayes.data import Batches
 from leanbayes.errors import LeanBayesError
 from leanbayes.evaluation import costs_of, evaluate
 from leanbayes.evaluation.assessment import batch_size
+from leanbayes.plain import json_text
 from leanbayes.report.runs import in_columns
 from leanbayes.training.progress import say
 from leanbayes.training.record import write_json
@@ -53,7 +53,7 @@ def _evaluate(options: EvaluateOptions) -> None:
     run = open_run(options.run, options.device)
     scores = score(run, options)
     if options.json:
-        print(json.dumps({"run": str(options.run), "scores": scores, "costs": run.record["costs"]}, indent=1))
+        print(json_text({"run": str(options.run), "scores": scores, "costs": run.record["costs"]}))
     else:
         show(f"{options.run}, {options.split} data", scores_table({**scores, **in_columns(run.record["costs"])}))
     if options == EvaluateOptions(options.run, root=options.root, device=options.device, json=options.json):

@@ -1,6 +1,5 @@
 """`leanbayes info`: what is in a saved model, or in a run's folder."""
 
-import json
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,6 +13,7 @@ from leanbayes import config
 from leanbayes.cli.options import parse
 from leanbayes.cli.tables import show
 from leanbayes.errors import LeanBayesError
+from leanbayes.plain import json_text
 from leanbayes.saving import describe
 from leanbayes.training import Recipe, read_record
 
@@ -48,7 +48,7 @@ def _info(path: Path, as_json: bool) -> None:
     if path.is_file():
         found["file"] = describe(path)
     if as_json:
-        print(json.dumps(found, indent=1))
+        print(json_text(found))
         return
     view = Table(box=None, show_header=False)
     lines = [*_run_lines(found.get("run", {})), *_file_lines(path, found.get("file", {}))]

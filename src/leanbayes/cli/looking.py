@@ -24,6 +24,7 @@ from leanbayes.evaluation.assessment import batch_size, some
 from leanbayes.evaluation.shift import add_noise, rotate
 from leanbayes.methods import describe_method
 from leanbayes.noise import mix
+from leanbayes.plain import with_nan, without_nan
 from leanbayes.report import AssessedRun, assessed
 from leanbayes.training.progress import Progress, say
 from leanbayes.training.record import write_json
@@ -88,8 +89,9 @@ def _assess(
 
 
 def _keep(path: Path, key: dict[str, Any], found: dict[str, Any], shown: bool) -> None:
+    plain = without_nan(found)
     try:
-        write_json(path, {"key": key, "digest": _digest(found), **found})
+        write_json(path, {"key": key, "digest": _digest(plain), **plain})
     except LeanBayesError as error:  # in somebody else's folder, perhaps
         say(shown, f"What was found is not kept: {error}")
 
@@ -100,7 +102,9 @@ def _kept(path: Path, key: dict[str, Any]) -> dict[str, Any] | None:
         found = json.loads(path.read_text())
         had, digest = found.pop("key"), found.pop("digest")
         same = all(had[name] == value for name, value in json.loads(json.dumps(key)).items())
-        return found if same and digest == _digest(found) else None
+        if not same or digest != _digest(found):
+            return None
+        return {**with_nan(found), "look": found["look"]}  # whose settings may be None
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
         return None
 

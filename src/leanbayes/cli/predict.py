@@ -1,6 +1,5 @@
 """`leanbayes predict RUN FILES`: label, probability and uncertainty of pictures; mean and std for rows of tables."""
 
-import json
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,6 +16,7 @@ from leanbayes.cli.runs import TrainedRun, open_run
 from leanbayes.cli.tables import show
 from leanbayes.data import TABLE_ENDINGS
 from leanbayes.errors import LeanBayesError
+from leanbayes.plain import json_text
 from leanbayes.prediction import ClassPrediction
 
 Files = Annotated[tuple[Path, ...], tyro.conf.Positional, tyro.conf.arg(metavar="IMAGES")]
@@ -66,7 +66,7 @@ def _predict(options: PredictOptions) -> None:
     for path, table in zip(options.images, tables, strict=True):
         rows += _of_table(run, path, options) if table else [_of_picture(run, path, options)]
     if options.json:
-        print(json.dumps(rows, indent=1))
+        print(json_text(rows))
         return
     names, form = (_OF_NUMBERS, ".4g") if all(tables) else (_OF_CLASSES, ".3f")
     first, second = ("table", "row") if all(tables) else ("image", "label")

@@ -1,6 +1,5 @@
 """`leanbayes sensitivity RUN`: which layers hold the weights that matter."""
 
-import json
 from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import islice
@@ -15,6 +14,7 @@ from leanbayes.cli.runs import TrainedRun, open_run
 from leanbayes.cli.tables import show
 from leanbayes.data import Batches
 from leanbayes.errors import LeanBayesError
+from leanbayes.plain import json_text
 from leanbayes.selection import Per, check_rate
 from leanbayes.sensitivities import DEFAULT, Kind, Sensitivity, sensitivity
 
@@ -69,7 +69,7 @@ def _tell(options: SensitivityOptions) -> None:
         for slot in found.layout
     ]
     if options.json:
-        print(json.dumps({"run": str(options.run), "kind": options.kind, "rate": options.rate, "layers": layers}))
+        print(json_text({"run": str(options.run), "kind": options.kind, "rate": options.rate, "layers": layers}))
         return
     view = Table("layer", box=None)
     for name in ("weights", "share of\nall scores", f"in the top\n{options.rate:.3g}"):

@@ -15,12 +15,13 @@ import torch
 from torch import Tensor, nn
 
 from leanbayes import config
-from leanbayes.bayesian import BayesianModel, assemble
+from leanbayes.bayesian import BayesianModel
 from leanbayes.compression import container
 from leanbayes.compression.container import Part
 from leanbayes.compression.labels import GAUSSIAN, MOST_PARTNERS, join, split, value_names
 from leanbayes.compression.numbers import Numbers, read_numbers
 from leanbayes.compression.quantisation import Precision, check_precision
+from leanbayes.conversion import assemble
 from leanbayes.errors import FileFormatError, LeanBayesError
 from leanbayes.layout import Layout
 from leanbayes.posteriors.shared import SharedPosterior

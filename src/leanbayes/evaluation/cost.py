@@ -19,7 +19,8 @@ from typing import Any
 import torch
 
 from leanbayes import prediction
-from leanbayes.bayesian import BayesianModel, Draw, bayesianize
+from leanbayes.bayesian import BayesianModel, Draw
+from leanbayes.conversion import bayesianize
 from leanbayes.cost import CostCounter, FlopCounter, Flops, PeakMemory
 from leanbayes.errors import LeanBayesError, RuleMismatchWarning
 from leanbayes.methods.deterministic import Deterministic

@@ -3,13 +3,13 @@
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from itertools import islice
-from typing import Any, Literal, Self, get_args
+from typing import Any, Self
 
 import torch
 from torch import Tensor, nn
 
 from leanbayes.bayesian import BayesianModel
-from leanbayes.config import configurable
+from leanbayes.config import check_choices, configurable
 from leanbayes.errors import LeanBayesError
 from leanbayes.layout import Layout
 from leanbayes.method import Method, Stage, Training
@@ -57,7 +57,7 @@ class PBN(Method):
     prior: Prior = field(default_factory=Normal)
     init_std: float = 0.05
     relative: bool = True
-    kl: Literal["sum", "mean"] = "sum"
+    kl: KLSum = "sum"
     rule: str = "sample"
     samples: int = 30
     seed: int = 0
@@ -65,10 +65,7 @@ class PBN(Method):
     def __post_init__(self) -> None:
         check_rate(self.rate)
         check_kind(self.sensitivity)
-        for setting, kinds in (("per", Per), ("kl", KLSum)):
-            if getattr(self, setting) not in get_args(kinds):
-                allowed = ", ".join(repr(kind) for kind in get_args(kinds))
-                raise LeanBayesError(f"{setting}={getattr(self, setting)!r} is unknown: use one of {allowed}.")
+        check_choices(self, per=Per, kl=KLSum)
         if not 0 <= self.pretrain < 1:
             raise LeanBayesError(f"pretrain={self.pretrain} must be a share of the epochs, at least 0 and less than 1.")
         if self.kl == "mean" and not isinstance(self.prior, Normal):

@@ -3,11 +3,12 @@
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Any, Literal, get_args
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
 
+from leanbayes.config import check_choices
 from leanbayes.errors import LeanBayesError
 from leanbayes.gradients import weight_gradient
 from leanbayes.layout import Layout
@@ -56,14 +57,8 @@ class SparseMethod(Method):
             raise LeanBayesError(f"until={self.until} must lie between 0 and 1.")
         if self.interval < 1:
             raise LeanBayesError(f"interval={self.interval} must be at least 1.")
-        self._check_choices(densities=Densities, subspace=FirstSubspace)
+        check_choices(self, densities=Densities, subspace=FirstSubspace)
         block_shape(self.pattern)
-
-    def _check_choices(self, **kinds: Any) -> None:
-        for setting, kind in kinds.items():
-            if getattr(self, setting) not in get_args(kind):
-                allowed = ", ".join(repr(choice) for choice in get_args(kind))
-                raise LeanBayesError(f"{setting}={getattr(self, setting)!r} is unknown: use one of {allowed}.")
 
     # -- the first subspace -------------------------------------------------------------------------------------------
 

@@ -9,7 +9,7 @@ from typing import Literal, Self
 import torch
 from torch import Tensor
 
-from leanbayes.config import configurable
+from leanbayes.config import check_choices, configurable
 from leanbayes.errors import LeanBayesError
 from leanbayes.gradients import mean_squared_gradient
 from leanbayes.layout import Layout
@@ -59,7 +59,7 @@ class SSVI(SparseMethod):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self._check_choices(removal=Removal, addition=Addition)
+        check_choices(self, removal=Removal, addition=Addition)
         if not 0 < self.exponent < math.inf:
             raise LeanBayesError(f"exponent={self.exponent} must be a positive number.")
         if self.draws < 1:

@@ -1,11 +1,11 @@
 """Variational density propagation (VDP++): the moments of the weights go through the network in one pass."""
 
 from dataclasses import dataclass, field
-from typing import Literal, Self, get_args
+from typing import Literal, Self
 
 from torch import Tensor
 
-from leanbayes.config import configurable
+from leanbayes.config import check_choices, configurable
 from leanbayes.errors import LeanBayesError
 from leanbayes.expectations import LOGIT_DRAWS
 from leanbayes.layout import Layout
@@ -52,10 +52,7 @@ class VDP(Method):
     samples: int = 30
 
     def __post_init__(self) -> None:
-        for setting, kinds in (("objective", Objective), ("variance", Variance)):
-            if getattr(self, setting) not in get_args(kinds):
-                allowed = ", ".join(repr(kind) for kind in get_args(kinds))
-                raise LeanBayesError(f"{setting}={getattr(self, setting)!r} is unknown: use one of {allowed}.")
+        check_choices(self, objective=Objective, variance=Variance)
         if self.logit_draws < 1:
             raise LeanBayesError(f"logit_draws={self.logit_draws} must be at least 1.")
         MomentPropagation(self.correlation, self.activations)

@@ -3,7 +3,7 @@
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from itertools import islice
-from typing import Any, Literal, Self, get_args
+from typing import Any, Literal, Self
 
 import torch
 from torch import Tensor
@@ -15,7 +15,7 @@ from leanbayes.compression.merging import MergeRule
 from leanbayes.compression.mixture import CHI2_95
 from leanbayes.compression.plane import Metric
 from leanbayes.compression.sharing import SharingSettings, share_codes
-from leanbayes.config import configurable
+from leanbayes.config import check_choices, configurable
 from leanbayes.errors import LeanBayesError, UnsupportedOperation
 from leanbayes.gradients import no_batches, weight_gradient
 from leanbayes.layout import Layout
@@ -75,17 +75,7 @@ class WeightSharing(SharingSettings, Method):
     samples: int = 30
 
     def __post_init__(self) -> None:
-        choices = {
-            "metric": Metric,
-            "dissolve": Dissolve,
-            "merge_rule": MergeRule,
-            "scope": Scope,
-            "sampling": Sampling,
-        }
-        for setting, kinds in choices.items():
-            if getattr(self, setting) not in get_args(kinds):
-                allowed = ", ".join(repr(kind) for kind in get_args(kinds))
-                raise LeanBayesError(f"{setting}={getattr(self, setting)!r} is unknown: use one of {allowed}.")
+        check_choices(self, metric=Metric, dissolve=Dissolve, merge_rule=MergeRule, scope=Scope, sampling=Sampling)
         for setting in ("components", "minimum", "nearest", "rounds"):
             if getattr(self, setting) is not None and getattr(self, setting) < 1:
                 raise LeanBayesError(f"{setting}={getattr(self, setting)} must be at least 1.")

@@ -1,7 +1,8 @@
 """Random weights as tensor-like values: unmodified layers call torch functions on them, and the rule answers.
 
-A `RandomWeight` holds a mean and a spread. Shape operations go to both; functions that are linear in the weight
-(`linear_in_weight` names them) go to the rule's `apply`; everything else is an error that names the operation.
+A `RandomWeight` holds a mean and a spread. Functions that only move elements (`moving.py`) go to both; functions that
+are linear in the weight (`linear_in_weight` names them) go to the rule's `apply`; everything else is an error that
+names the operation.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -15,6 +16,7 @@ from torch import Tensor
 from leanbayes.errors import UnsupportedOperation
 from leanbayes.noise import NoiseSource
 from leanbayes.rules.attention import multi_head_attention_forward
+from leanbayes.rules.moving import MOVING, copies_in
 from leanbayes.tensor_like import TensorLike
 
 
@@ -104,15 +106,6 @@ linear_in_weight(
     F.embedding, "input weight padding_idx max_norm norm_type scale_grad_by_freq sparse", inputs="", bias=None
 )
 
-_SHAPE_FUNCTIONS: set[Callable[..., Any]] = {
-    getattr(owner, name)
-    for owner in (torch, Tensor)
-    for name in (
-        "t transpose permute reshape view flatten unflatten squeeze unsqueeze chunk split narrow select unbind "
-        "movedim swapaxes contiguous to type_as float half bfloat16 double clone detach expand __getitem__"
-    ).split()
-    if hasattr(owner, name)
-}
 _MULTIPLY = {torch.mul, Tensor.mul, Tensor.__mul__, Tensor.__rmul__}
 _DIVIDE = {torch.div, Tensor.div, Tensor.__truediv__}
 
@@ -165,7 +158,10 @@ class RandomWeight(TensorLike):
     def __mul__(self, factor: Tensor | float) -> Self:
         if isinstance(factor, RandomWeight):
             raise self._unsupported("a product with another random weight")
-        return self.scaled(factor)
+        result = self.scaled(factor)
+        if result.numel() > self.numel():
+            raise self._unsupported("copies of its values (a factor of a larger shape)")
+        return result
 
     __rmul__ = __mul__
 
@@ -192,7 +188,7 @@ class RandomWeight(TensorLike):
         method = getattr(Tensor, name, None)
         if name.startswith("_") or method is None:
             raise AttributeError(name)
-        if method not in _SHAPE_FUNCTIONS:
+        if method not in MOVING:
             raise self._unsupported(f"torch.Tensor.{name}")
         return lambda *args, **kwargs: self._reshaped(method, (self, *args), kwargs)
 
@@ -204,7 +200,7 @@ class RandomWeight(TensorLike):
         if func is F.multi_head_attention_forward:
             return multi_head_attention_forward(*args, **kwargs)
         self = next(_random_weights((*args, *kwargs.values())))
-        if func in _SHAPE_FUNCTIONS:
+        if func in MOVING:
             return self._reshaped(func, args, kwargs)
         if func in _MULTIPLY:
             return self * (args[1] if args[0] is self else args[0])
@@ -232,7 +228,7 @@ class RandomWeight(TensorLike):
         loc = func(*(a.loc if isinstance(a, RandomWeight) else a for a in args), **kwargs)
         spread = func(*(a.spread if isinstance(a, RandomWeight) else a for a in args), **kwargs)
         if isinstance(loc, Tensor):
-            if loc.numel() > self.loc.numel():
+            if copies_in(loc, func, self.loc, args[1:], kwargs):
                 raise self._unsupported(f"copies of its values ({_name(func)})")
             return self.like(loc, spread)
         return tuple(self.like(m, s) for m, s in zip(loc, spread, strict=True))

@@ -17,6 +17,7 @@ import torch
 import leanbayes
 from leanbayes.errors import FileFormatError, LeanBayesError
 from leanbayes.files import written_whole
+from leanbayes.plain import json_text, with_nan
 
 _PARTS = {
     "status": str,
@@ -27,6 +28,7 @@ _PARTS = {
     "scores": dict,
     "costs": dict,
 }
+_NUMBERS = ("history", "scores", "costs")  # parts in which null is a number that is not defined
 # Settings of a recipe that may differ when a run is resumed: none of them changes the result.
 FREE = (
     "accumulate",
@@ -85,28 +87,28 @@ def read_record(folder: str | os.PathLike[str]) -> dict[str, Any]:
         hint = f"give one of the runs in it, such as {inside[0].parent}" if inside else "check the path"
         raise LeanBayesError(f"There is no run in {folder} (it has no run.json): {hint}.")
     try:
-        values = json.loads(path.read_text())
+        values = json.loads(path.read_text(), parse_constant=lambda name: None)  # as earlier versions wrote nan
         for name, kind in _PARTS.items():
             if not isinstance(values[name], kind):
                 raise TypeError(f"{name} is of another type")
     except (json.JSONDecodeError, UnicodeDecodeError, KeyError, TypeError) as error:
         reason = f"it has no {error}" if isinstance(error, KeyError) else error
         raise FileFormatError(f"{path} is damaged ({reason}): remove the run's folder and train again.") from None
-    return values
+    return values | {name: with_nan(values[name]) for name in _NUMBERS}
 
 
 def write_json(path: Path, values: Any) -> None:
-    """Write a JSON file that appears whole or not at all."""
+    """Write a JSON file that appears whole or not at all, with null for nan and infinity."""
     with contextlib.suppress(OSError):  # what is wrong with the folder is told when the file is opened
         path.parent.mkdir(parents=True, exist_ok=True)
     with written_whole(path) as temporary:
-        temporary.write_text(json.dumps(values, indent=1) + "\n")
+        temporary.write_text(json_text(values) + "\n")
 
 
 def _as_json(config: dict[str, Any]) -> Any:
-    """Bring settings to what will be read again: a tuple is a list."""
+    """Bring settings to what will be read again: a tuple is a list, and infinity is None."""
     try:
-        return json.loads(json.dumps(config))
+        return json.loads(json_text(config))
     except (TypeError, ValueError) as error:
         raise LeanBayesError(f"The notes cannot be written as JSON ({error}): give numbers, texts and lists.") from None
 

@@ -19,7 +19,8 @@ from accelerate import Accelerator
 from torch import Tensor, nn
 
 from leanbayes import config
-from leanbayes.bayesian import BayesianModel, bayesianize
+from leanbayes.bayesian import BayesianModel
+from leanbayes.conversion import bayesianize
 from leanbayes.data import Batches, Data, fingerprint
 from leanbayes.errors import LeanBayesError
 from leanbayes.evaluation import evaluate

@@ -24,7 +24,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from leanbayes.rules.moments.conversions import loc_of
-from leanbayes.rules.moments.registry import moment_rule, unsupported
+from leanbayes.rules.moments.registry import copied, moment_rule, name_of, unsupported
 from leanbayes.rules.moments.value import Moments, shrunk, variance_dtype
 from leanbayes.rules.weights import LinearUse, form_of, linear_in_weight
 
@@ -93,6 +93,8 @@ class _Layer:
         self.within = values[0].within
         self.dtype = variance_dtype(values[0].dtype)
         self.w = loc_of(self.weight)
+        if isinstance(self.weight, Moments) and self.weight.copies:
+            raise copied(name_of(function))
         self.w_variance = self.weight.independent if isinstance(self.weight, Moments) else None
         self.window = -1 - use.form.channel_dim  # how many dimensions a kernel has
         self.groups = int(use.arguments.get("groups", 1))

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from leanbayes.rules.moments.conversions import loc_of
-from leanbayes.rules.moments.registry import moment_rule, named, unsupported
+from leanbayes.rules.moments.registry import copied, moment_rule, named, unsupported
 from leanbayes.rules.moments.softmax import Shares
 from leanbayes.rules.moments.value import Moments, variance_dtype
 
@@ -101,6 +101,10 @@ def _product(a: Any, b: Any, left: str, right: str, out: str, loc: Tensor) -> Mo
     equation = f"{left},{right}->{out}"
     m_a, m_b = (loc_of(x).to(dtype) for x in (a, b))
     parts = [x.plain() if isinstance(x, Moments) else None for x in (a, b)]
+    for x, own in ((a, left), (b, right)):
+        # Of a batch of matrices each example may have its copy.
+        if set(own) - set(out) and not {*left} & {*right} & {*out} and isinstance(x, Moments) and x.copies:
+            raise copied("a product")
     terms: list[Any] = []
     if parts[1] is not None:
         terms.append(torch.einsum(equation, m_a.square(), parts[1].independent))

@@ -64,3 +64,9 @@ def unsupported(operation: str, remedy: str = "") -> UnsupportedOperation:
         f"The rule 'moments' has no formula for {operation}: "
         + (remedy or f'register one with @lb.moment_rule({operation}), or use bnn.using("sample").')
     )
+
+
+def copied(where: str) -> UnsupportedOperation:
+    """Make the error for a weight that meets its inputs more than once."""
+    remedy = 'use bnn.using("sample"), or leave the weight out with select=.'
+    return unsupported(f"copies of the values of a Bayesian weight (in {where})", remedy)

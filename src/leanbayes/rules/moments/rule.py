@@ -2,12 +2,12 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, get_args
+from typing import Any, ClassVar
 
 from torch import Tensor
 
 from leanbayes import noise
-from leanbayes.config import configurable
+from leanbayes.config import check_choices, configurable
 from leanbayes.errors import LeanBayesError
 from leanbayes.network import map_outputs, tensors_of
 from leanbayes.posteriors import Posterior
@@ -35,10 +35,7 @@ class MomentPropagation(Rule):
     random: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
-        for setting, kinds in (("correlation", Correlation), ("activations", Activations)):
-            if getattr(self, setting) not in get_args(kinds):
-                allowed = " or ".join(repr(kind) for kind in get_args(kinds))
-                raise LeanBayesError(f"{setting}={getattr(self, setting)!r} is unknown: use {allowed}.")
+        check_choices(self, correlation=Correlation, activations=Activations)
 
     @property
     def shared_noise(self) -> bool:  # type: ignore[override]
@@ -74,6 +71,9 @@ class MomentPropagation(Rule):
         if not model.posterior.training:
             within.signs = model.probe_signs
         within.taken, within.batch_first = 0, model.batch_first
+        for value in values:
+            if isinstance(value, Moments):
+                value.copies = False  # every element is there once
         first = next(tensors_of(inputs), None)
         within.rows = None if first is None or first.dim() == 0 else first.shape[0]
         within.maps = model.ends_in_convolution if self.maps is None else self.maps

@@ -21,6 +21,7 @@ from torch import Tensor
 
 from leanbayes.rules.moments.context import Pass
 from leanbayes.rules.moments.registry import answer, unsupported
+from leanbayes.rules.moving import KEEPING, copies_in
 from leanbayes.tensor_like import TensorLike
 
 Shape = tuple[int, ...]
@@ -49,6 +50,7 @@ class Moments(TensorLike):
         self.loc, self.common = loc, common
         self.grid: Shape = tuple(loc.shape) if grid is None else grid
         self.within = Pass() if within is None else within  # what all values of one forward pass share
+        self.copies: bool | Tensor | None = None  # of a weight: whether an element is in it more than once
 
     # -- its parts ----------------------------------------------------------------------------------------------------
 
@@ -185,8 +187,8 @@ class Moments(TensorLike):
 
     layout = property(lambda self: self.loc.layout)
     is_nested = property(lambda self: False)
-    T = property(lambda self: self.viewed(lambda x: x.T))
-    mT = property(lambda self: self.viewed(lambda x: x.mT))
+    T = property(lambda self: self.permute(*reversed(range(self.dim()))))
+    mT = property(lambda self: self.transpose(-2, -1))
 
     def is_floating_point(self) -> bool:
         """True: a Gaussian is real."""
@@ -217,13 +219,24 @@ class Moments(TensorLike):
     def __torch_function__(
         cls, func: Callable[..., Any], types: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
-        return answer(func, tuple(args), dict(kwargs or {}))
+        return _answer(func, tuple(args), dict(kwargs or {}))
 
     def __getattr__(self, name: str) -> Any:
         method = getattr(Tensor, name, None)
         if name.startswith("__") or not callable(method):
             raise AttributeError(name)
-        return lambda *args, **kwargs: answer(method, (self, *args), kwargs)
+        return lambda *args, **kwargs: _answer(method, (self, *args), kwargs)
+
+
+def _answer(function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Call the rule of a function; where it only moves or scales the elements of a weight, they remain its elements."""
+    result = answer(function, args, kwargs)
+    first = args[0] if args else None
+    if isinstance(first, Moments) and first.copies is not None and function in KEEPING:
+        for part in result if isinstance(result, tuple) else (result,):
+            if isinstance(part, Moments) and part is not first:
+                part.copies = first.copies | copies_in(part.loc, function, first.loc, args[1:], kwargs)
+    return result
 
 
 # What torch has for these operators are wrappers in Python, which torch.compile does not find in the registry.
@@ -235,7 +248,7 @@ def _operator(name: str) -> Callable[..., Any]:
     swapped = name in _SWAPPED
 
     def operate(self: Moments, *args: Any) -> Any:
-        return answer(method, (*args, self) if swapped else (self, *args), {})
+        return _answer(method, (*args, self) if swapped else (self, *args), {})
 
     operate.__name__ = name
     return operate
