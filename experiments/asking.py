@@ -18,6 +18,14 @@ def with_places(parser: argparse.ArgumentParser) -> argparse.ArgumentParser:
     return parser
 
 
+def named_path(text: str) -> tuple[str, Path]:
+    """Read NAME=PATH."""
+    name, equals, path = text.partition("=")
+    if not (name and equals and path):
+        raise argparse.ArgumentTypeError(f"write {text!r} as NAME=PATH")
+    return name, Path(path)
+
+
 def command_of(script: str, args: argparse.Namespace, words: Iterable[str], hidden: Iterable[str] = ()) -> str:
     """Return the command of this process, without the folders of its machine: some words, and all other flags."""
     flags = []

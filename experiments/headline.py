@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from asking import named_path
 from headline_rows import name_of
 from one_pass import best_temperature, mean_logits, thinned
 from sharing_files import Judge
@@ -69,14 +70,6 @@ def options() -> argparse.Namespace:
     parser.add_argument("--root", type=Path, help="folder that holds the data sets")
     parser.set_defaults(train_examples=None)
     return parser.parse_args()
-
-
-def named_path(text: str) -> tuple[str, Path]:
-    """Read NAME=PATH."""
-    name, equals, path = text.partition("=")
-    if not (name and equals and path):
-        raise argparse.ArgumentTypeError(f"write {text!r} as NAME=PATH")
-    return name, Path(path)
 
 
 def command_of(args: argparse.Namespace) -> str:

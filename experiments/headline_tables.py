@@ -40,11 +40,12 @@ NOTES = (
     "A line is a method and how it predicts. With several seeds a figure is the mean, from three on ± half of its 95 % "
     "interval (of two it is as wide as the table); bold is a mean that beats the paper's number next to it: of Tables "
     "3 (2DGBNN) and 9 (plain) of Lin et al. 2025, and 1 (dense) and 2 of Li et al. 2024, whose ECE is another one; "
-    "those on PBN and VDP++ print none. The two factors of one pass were fitted to draws on held-out images, but for "
-    "VDP++, which is trained by one pass; the temperature was fitted on held-out images too. AUROC is by entropy, "
-    "“corrupted” the mean over 15 corruptions at five severities. “Numbers” are all that a file has: labels of shared "
-    "weights count, and positions of sparse ones, but no single bits. MB of 2DGBNN are those of its compact file, "
-    "whose scores are [nearly the same](sharing.md). Peak MB are those of training."
+    "those on PBN and VDP++ print none. The two factors of one pass were fitted to mean and std of draws on held-out "
+    "images (which is [not the best way](one_pass.md#measured)), but for VDP++, which is trained by one pass; the "
+    "temperature was fitted on held-out images too. AUROC is by entropy, “corrupted” the mean over 15 corruptions at "
+    "five severities. “Numbers” are all that a file has: labels of shared weights count, and positions of sparse ones, "
+    "but no single bits. MB of 2DGBNN are those of its compact file, whose scores are [nearly the same](sharing.md). "
+    "Peak MB are those of training."
 )
 MEASURED = (
     " “Training × plain” is the time of an epoch, or else of a step (with CUDA graphs, or else compiled), over the "

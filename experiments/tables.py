@@ -156,6 +156,24 @@ def one_pass_table(record: dict[str, Any]) -> str:
     return "\n".join(lines)
 
 
+def factors_table(record: dict[str, Any]) -> str:
+    """Lay out what each way to fit the factors of one pass gives, beside draws."""
+    machine = record["machine"]
+    where = ", ".join(machine["gpus"]) or f"{machine['processor']}, {machine['cores']} cores"
+    lines = [
+        f"**{record['model']['name']} on {record['source']['name']}: ways to fit the factors**\n",
+        f"`{record['command']}` ({where}, {record['examples']} test examples)\n",
+        "| | of the mean | of the std | accuracy | NLL | ECE |",
+        "|---|---:|---:|---:|---:|---:|",
+    ]
+    for name, ways in record["results"].items():
+        for way, found in ways.items():
+            factors = [f"{factor:.2f}" for factor in found.get("factors", ())] or ["", ""]
+            cells = [*factors, f"{found['accuracy']:.2%}", f"{found['nll']:.4f}", f"{found['ece']:.4f}"]
+            lines.append(f"| {name}, {way} | {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
 def fill(page: Path, parts: Iterable[str], begin: str = BEGIN) -> None:
     """Put the tables of a page between its marks."""
     before, _, rest = page.read_text().partition(begin)
@@ -192,7 +210,9 @@ def main() -> None:
         name = f"{record['model']['name']} on {record['source']['name']}: what the removal criteria have in common"
         parts.append(overlap_table(record, name))
     (docs / "results.md").write_text("\n\n".join(part.strip("\n") for part in parts) + "\n")
-    fill(docs / "one_pass.md", (one_pass_table(read(path)) for path in sorted((results / "one_pass").glob("*.json"))))
+    passes = [one_pass_table(read(path)) for path in sorted((results / "one_pass").glob("*.json"))]
+    passes += [factors_table(read(path)) for path in sorted((results / "factors").glob("*.json"))]
+    fill(docs / "one_pass.md", passes)
     figures = sorted((results / "ssvi").glob("*.svg"))
     shown = (f"![{path.stem}](../experiments/results/ssvi/{path.name})" for path in figures)
     fill(

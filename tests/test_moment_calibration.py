@@ -8,6 +8,7 @@ from networks import CASES
 from torch import Tensor, nn
 
 import leanbayes as lb
+from leanbayes.likelihoods import Likelihood
 
 
 def generator(seed: int = 0) -> torch.Generator:
@@ -18,36 +19,99 @@ def inputs(*shape: int) -> Tensor:
     return torch.randn(shape, generator=generator(1))
 
 
-def linear() -> lb.BayesianModel:
+def linear(likelihood: Likelihood | None = None) -> lb.BayesianModel:
     """A network whose moments are exact."""
-    return lb.bayesianize(CASES["mlp"].build()[:1], lb.MeanField(init_std=0.5)).eval()  # type: ignore[index]
+    net: nn.Sequential = CASES["mlp"].build()[:1]  # type: ignore[index]
+    return lb.bayesianize(net, lb.MeanField(init_std=0.5), likelihood=likelihood).eval()
 
 
-@pytest.mark.parametrize("samples", [2, 3, 30])
-def test_exact_moments_need_no_factors_however_few_the_draws(samples: int) -> None:
-    bnn = linear()
-    found = [bnn.calibrate_moments([inputs(200, 6)], samples, generator(seed)) for seed in range(30)]
+@pytest.mark.parametrize("likelihood", [lb.Categorical(), lb.Gaussian()], ids=["logits", "numbers"])
+@pytest.mark.parametrize("samples", [2, 30])
+def test_exact_moments_need_no_factors_however_few_the_draws(samples: int, likelihood: Likelihood) -> None:
+    bnn = linear(likelihood)
+    found = [bnn.calibrate_moments([inputs(100, 6)], samples, generator(seed)) for seed in range(30)]
     means, stds = torch.tensor(found, dtype=torch.float64).unbind(1)
     # One draw serves all examples, so a factor has the noise of a few hundred weights.
     assert abs(means.mean() - 1) < 5 * means.std() / 30**0.5 + 1e-3
     assert abs(stds.log().mean()) < 5 * stds.log().std() / 30**0.5 + 1e-3
 
 
-def test_it_brings_the_paper_s_rule_in_line_with_draws() -> None:
-    net = nn.Sequential(
-        nn.Conv2d(1, 8, 3, padding=1), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(8, 3)
-    )
-    bnn = lb.bayesianize(net, lb.VDP(correlation="none", init_std=0.2)).eval()
-    x = 1 + inputs(50, 1, 8, 8)
-    before = bnn.predict(x).entropy
+def forgetful(likelihood: Likelihood, outputs: int = 3) -> tuple[lb.BayesianModel, Tensor]:
+    """A convolution's noise is shared by all pixels, which this rule forgets; and inputs."""
+    torch.manual_seed(0)
+    layers = nn.Conv2d(1, 8, 3, padding=1), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(8, outputs)
+    with torch.no_grad():
+        layers[-1].weight *= 8  # so that answers differ
+    bnn = lb.bayesianize(nn.Sequential(*layers), lb.VDP(correlation="none", init_std=0.4), likelihood=likelihood)
+    return bnn.eval(), 4 * inputs(50, 1, 1, 1) + inputs(50, 1, 8, 8)
+
+
+def test_of_numbers_mean_and_std_are_those_of_draws() -> None:
+    bnn, x = forgetful(lb.Gaussian())
     mean, std = bnn.calibrate_moments([x[:25], (x[25:], torch.zeros(25))], samples=200, generator=generator())
-    assert std > 1.1  # the convolution's noise is shared by all pixels, which this rule forgets
+    assert std > 1.1
     assert 0.8 < mean < 1.2
     with bnn.using("sample"), torch.no_grad():
         draws = torch.stack([bnn(x) for _ in range(400)])
     ratio = bnn(x).std / draws.std(0)
     assert 0.85 < ratio.median() < 1.15
-    assert not torch.equal(bnn.predict(x).entropy, before)
+
+
+def mismatch(bnn: lb.BayesianModel, x: Tensor, wanted: Tensor) -> float:
+    """Divergence of one pass from probabilities; of yes or no they are those of yes."""
+    found = bnn.predict(x, rule="moments").probs.double()
+    if isinstance(bnn.likelihood, lb.Bernoulli):
+        wanted, found = torch.stack([wanted, 1 - wanted]), torch.stack([found, 1 - found])
+    return float((wanted * (wanted / found).log()).sum() / len(x))
+
+
+@pytest.mark.parametrize("likelihood", [lb.Categorical(), lb.Bernoulli()], ids=["classes", "yes or no"])
+def test_of_logits_no_factors_have_nearer_probabilities(likelihood: Likelihood) -> None:
+    bnn, x = forgetful(likelihood)
+    wanted = bnn.predict(x, samples=3000, rule="sample", generator=generator(5)).probs.double()
+    before = mismatch(bnn, x, wanted)
+    fitted = bnn.calibrate_moments([x[:25], (x[25:], torch.zeros(25))], samples=1000, generator=generator())
+    after = mismatch(bnn, x, wanted)
+    assert after < 0.5 * before
+    assert fitted[1] > 1.1
+    around = [(fitted[0] * a, fitted[1] * b) for a in (0.8, 0.9, 1.0, 1.1, 1.25) for b in (0.8, 0.9, 1.0, 1.1, 1.25)]
+    for bnn.moment_scale in around:
+        assert mismatch(bnn, x, wanted) > 0.95 * after  # as near as the noise of the draws lets it
+
+
+def test_pixels_count_as_examples_do() -> None:
+    """A convolution with windows of one pixel does what a linear layer does to its pixels."""
+    torch.manual_seed(0)
+    dense = nn.Sequential(nn.Conv2d(4, 8, 1), nn.ReLU(), nn.Conv2d(8, 3, 1))
+    flat = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 3))
+    flat.load_state_dict(
+        {name: value.flatten(1) if value.dim() > 1 else value for name, value in dense.state_dict().items()}
+    )
+    rule = lb.VDP(correlation="none", init_std=0.5)
+    x = inputs(5, 4, 6, 6)
+    factors = [
+        lb.bayesianize(net, rule, likelihood=likelihood).eval().calibrate_moments([given], generator=generator())
+        for net, likelihood, given in (
+            (dense, lb.Categorical(class_dim=1), x),
+            (flat, lb.Categorical(), x.movedim(1, -1).reshape(-1, 4)),
+        )
+    ]
+    assert factors[0] == pytest.approx(factors[1], rel=1e-3)
+    assert factors[0] != pytest.approx((1, 1), rel=1e-2)
+
+
+def test_very_many_outcomes_are_thinned_out() -> None:
+    """Pixels, each of them a hundred times, give nearly the same factors as each of them once."""
+    torch.manual_seed(0)
+    bnn = lb.bayesianize(
+        nn.Sequential(nn.Conv2d(4, 8, 1), nn.ReLU(), nn.Conv2d(8, 3, 1)),
+        lb.VDP(correlation="none", init_std=0.5),
+        likelihood=lb.Categorical(class_dim=1),
+    ).eval()
+    few = inputs(1, 4, 6, 6)
+    many = few.repeat_interleave(10, -1).repeat_interleave(10, -2)  # 3600 pixels, of which 2730 are looked at
+    first, second = (bnn.calibrate_moments([x], 5, generator()) for x in (few, many))
+    assert first == pytest.approx(second, rel=1e-2)
 
 
 def test_the_factors_are_saved_loaded_copied_and_fitted_anew(tmp_path: Path) -> None:

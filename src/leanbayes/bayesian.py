@@ -313,7 +313,8 @@ class BayesianModel(nn.Module):
     ) -> tuple[float, float]:
         """Fit two factors, of the mean and of the std that one pass gives, to draws; `save` keeps them.
 
-        batches: inputs, or (input, label) pairs; 1000 training examples do. Returns the two factors.
+        Probabilities are brought near those of the draws where outputs are logits, mean and std where they are not.
+        batches: inputs, or (input, label) pairs; some hundred held-out examples do. Returns the two factors.
         """
         from leanbayes.calibration import fit_moment_scale
 

@@ -64,6 +64,10 @@ class Likelihood(nn.Module):
         """Make a prediction of outputs N(loc, variance); no noise is spent on it."""
         raise NotImplementedError  # abstract
 
+    def logits(self, values: Tensor) -> Tensor | None:
+        """Lay out logits, or what belongs to them, as (outcomes, classes); None where the outputs are no logits."""
+        return None
+
     def check_shape(self, output: Tensor, y: Tensor) -> None:
         """Raise one clear sentence where the labels' shape or type does not fit the outputs; costs no waiting."""
         raise NotImplementedError  # abstract
@@ -154,6 +158,11 @@ class Categorical(Likelihood):
         probs, entropy = softmax_means(loc, variance)
         return ClassPrediction(1, None, probs.movedim(-1, self.class_dim), entropy, self.class_dim)
 
+    def logits(self, values: Tensor) -> Tensor:
+        """Bring the classes to the end."""
+        values = values.movedim(self.class_dim, -1)
+        return values.reshape(-1, values.shape[-1])
+
     def check_shape(self, output: Tensor, y: Tensor) -> None:
         """Check that there is one integer a position."""
         positions = output.movedim(self.class_dim, -1).shape[:-1]
@@ -224,6 +233,10 @@ class Bernoulli(Likelihood):
 
         probs, entropy = gaussian_means(functions, *_moments(output))
         return BinaryPrediction(1, None, probs, entropy)
+
+    def logits(self, values: Tensor) -> Tensor:
+        """Set a logit of 0, which is no, beside each: their softmax is the sigmoid."""
+        return torch.stack([values.flatten(), torch.zeros_like(values).flatten()], -1)
 
     def check_shape(self, output: Tensor, y: Tensor) -> None:
         """Check that there is one target for each output."""

@@ -1,0 +1,90 @@
+"""Compares ways to fit the two factors of one pass: by mean and std of the outputs, and by probabilities.
+
+python experiments/factors.py RUN --file NAME=PATH.lbc --out experiments/results/factors/NAME.json
+
+Both are fitted to draws on held-out images, without labels. Scored are a run and compact files of its network, on some
+test images: by draws, and in one pass without factors and with either.
+"""
+
+import argparse
+import itertools
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from asking import command_of, named_path, with_places
+from sharing_files import Judge
+
+import leanbayes as lb
+from leanbayes.cli.runs import method_name, open_run
+from leanbayes.errors import LeanBayesError
+from leanbayes.training.record import machine, versions, write_json
+
+NONE, BY_MOMENTS, BY_PROBABILITIES = "none", "by mean and std", "by probabilities"
+
+
+def options() -> argparse.Namespace:
+    """Read the command line."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "", allow_abbrev=False)
+    parser.add_argument("run", type=Path, help="folder of a trained run")
+    parser.add_argument(
+        "--file", type=named_path, action="append", default=[], metavar="NAME=PATH", help="compact file"
+    )
+    parser.add_argument("--samples", type=int, default=30, help="draws of a prediction, and of the fit")
+    parser.add_argument("--calibration", type=int, default=500, help="held-out examples that are fitted on")
+    parser.add_argument("--examples", type=int, default=1000, help="test examples")
+    return with_places(parser).parse_args()
+
+
+def ways(bnn: lb.BayesianModel, judge: Judge) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Score one pass with each kind of factors, and draws."""
+    test = judge.data.test
+    assert test is not None
+    likelihood = bnn.likelihood
+    for name in (NONE, BY_MOMENTS, BY_PROBABILITIES):
+        bnn.moment_scale = (1.0, 1.0)
+        if name != NONE:
+            bnn.likelihood = lb.Gaussian() if name == BY_MOMENTS else likelihood  # outputs that are numbers
+            judge.calibrate(bnn)
+            bnn.likelihood = likelihood
+        yield f"one pass, factors {name}", {"factors": bnn.moment_scale, **judge.outcome(bnn, test, rule="moments")[0]}
+    yield f"{judge.args.samples} draws", judge.outcome(bnn, test, samples=judge.args.samples)[0]
+
+
+def main() -> None:
+    """Score all, and write what was found after each."""
+    args = options()
+    run = open_run(args.run, args.device)
+    judge = Judge(argparse.Namespace(**vars(args), train_examples=None, ood=[], ood_examples=1), run)
+    settings = run.record["config"]
+    words = [
+        args.run.resolve().name,
+        *itertools.chain(*(("--file", f"{name}={path.name}") for name, path in args.file)),
+    ]
+    record = {
+        "command": command_of("factors", args, words, hidden=("file",)),
+        "seed": args.seed,
+        "versions": versions(),
+        "machine": machine(),
+        "model": settings["model"],
+        "source": settings["source"],
+        "examples": len(judge.data.test),  # type: ignore[arg-type]
+        "results": {},
+    }
+    models = [(method_name(run.model.method), None), *args.file]
+    for title, path in models:
+        bnn = run.model if path is None else lb.load(path, run.model.to_deterministic()).eval().to(judge.device)
+        found = record["results"][title] = {}
+        for way, scores in ways(bnn, judge):
+            found[way] = scores
+            print(f"{title}, {way}: " + ", ".join(f"{key} {value}" for key, value in scores.items()), flush=True)
+            if args.out is not None:
+                write_json(args.out, record)
+
+
+if __name__ == "__main__":
+    try:
+        main()
+    except LeanBayesError as error:
+        sys.exit(str(error))

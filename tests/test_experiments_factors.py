@@ -1,0 +1,38 @@
+"""The comparison of ways to fit the factors of one pass."""
+
+import json
+import runpy
+import sys
+from pathlib import Path
+
+import pytest
+
+import leanbayes as lb
+from leanbayes.cli import main
+from leanbayes.cli.runs import open_run
+
+EXPERIMENTS = Path(__file__).parent.parent / "experiments"
+TASK = ("--data", "digits", "--model", "mlp", "--model-options", "hidden=[24]", "--device", "cpu", "--quiet")
+
+
+def test_each_way_to_fit_is_scored_beside_draws(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run, file, out = tmp_path / "run", tmp_path / "small.lbc", tmp_path / "factors.json"
+    assert main(["fit", "mean-field", *TASK, "--epochs", "2", "--out", str(run)]) == 0
+    trained = open_run(run, "cpu").model
+    lb.compress(lb.bayesianize(trained, lb.WeightSharing(components=16)).eval(), file)
+    words = [run, "--file", f"small={file}", "--samples", 5, "--calibration", 50, "--examples", 80, "--out", out]
+    monkeypatch.syspath_prepend(EXPERIMENTS)
+    monkeypatch.setattr(sys, "argv", ["factors.py", *map(str, words)])
+    runpy.run_path(str(EXPERIMENTS / "factors.py"), run_name="__main__")
+    record = json.loads(out.read_text())
+    assert record["examples"] == 80
+    assert list(record["results"]) == ["mean-field", "small"]
+    for found in record["results"].values():
+        none, moments, probabilities = (found[f"one pass, factors {name}"] for name in
+                                        ("none", "by mean and std", "by probabilities"))  # fmt: skip
+        assert none["factors"] == [1, 1]
+        assert moments["factors"] != probabilities["factors"]
+        assert none["nll"] != moments["nll"] != probabilities["nll"]
+        assert found["5 draws"]["accuracy"] > 0.3
+    assert "small=small.lbc" in record["command"]
+    assert str(tmp_path) not in out.read_text()
