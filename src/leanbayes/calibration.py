@@ -1,13 +1,13 @@
 """Two numbers that bring one pass by moments in line with draws of the weights, from a few examples.
 
-The mean is multiplied by a and the std by b. Where outputs are logits, both are those whose probabilities are nearest to
-the mean ones p̂ of the draws: over all outcomes of all examples they minimise
+The mean is multiplied by a and the std by b. Where outputs are logits, both are those that bring the probabilities
+nearest to the mean ones p̂ of the draws: over all outcomes of all examples they minimise
 
     Σ -p̂ log p(a·m, b²·v),
 
-with m, v those of one pass. p̂ is right on average however few the draws. The variances themselves would be matched where
-there are the most examples, which is where the network is sure, and not where they matter. Other outputs have none but
-these: there
+with m, v those of one pass. p̂ is right on average however few the draws. To match variances instead is to match them
+where most examples are, which is where the network is sure, and not where they matter. Other outputs have no
+probabilities, and there
 
     a = Σ m·m̂ / Σ m²,      log b = mean ½ log(v̂ / v),
 
