@@ -39,8 +39,11 @@ bench: $(VENV)/.stamp ## measure a training step beside the deterministic networ
 	$(BIN)/python benchmarks/step.py
 
 experiments: $(VENV)/.stamp ## run the long experiments (needs LEANBAYES_DATA and a GPU), and write docs/results.md
-	for file in experiments/*.yaml; do \
-	  $(BIN)/leanbayes compare --config $$file --json experiments/results/$$(basename $$file .yaml).json || exit 1; done
+	$(BIN)/leanbayes fit mean-field --data cifar10 --model resnet-20 --epochs 60 --batch-size 256 --optimiser sgd --lr 0.1 \
+	  --weight-decay 5e-4 --temperature 0.008 --precision bf16 --compile --channels-last --method.prior.scale 0.1 \
+	  --method.init-std 0.001 --method.no-relative --out runs/cifar10-resnet-20
+	for file in experiments/*.yaml; do name=$$(basename $$file .yaml); \
+	  $(BIN)/leanbayes compare --config $$file --out runs/$$name --json experiments/results/$$name.json || exit 1; done
 	$(BIN)/python experiments/tables.py
 
 clean: ## remove the environments, caches and build outputs
