@@ -21,7 +21,8 @@ from leanbayes.cli.runs import method_name, open_run
 from leanbayes.errors import LeanBayesError
 from leanbayes.training.record import machine, versions, write_json
 
-NONE, BY_MOMENTS, BY_PROBABILITIES = "none", "by mean and std", "by probabilities"
+DRAWS, BY_MOMENTS = "draws", "moments"
+FACTORS = {"none": "none", BY_MOMENTS: "by mean and std", "probabilities": "by probabilities"}
 
 
 def options() -> argparse.Namespace:
@@ -31,6 +32,9 @@ def options() -> argparse.Namespace:
     parser.add_argument(
         "--file", type=named_path, action="append", default=[], metavar="NAME=PATH", help="compact file"
     )
+    parser.add_argument("--files-only", action="store_true", help="leave out the run itself")
+    ways = [*FACTORS, DRAWS]
+    parser.add_argument("--ways", nargs="+", choices=ways, default=ways, help="draws, or what factors are fitted by")
     parser.add_argument("--samples", type=int, default=30, help="draws of a prediction, and of the fit")
     parser.add_argument("--calibration", type=int, default=500, help="held-out examples that are fitted on")
     parser.add_argument("--examples", type=int, default=1000, help="test examples")
@@ -42,14 +46,17 @@ def ways(bnn: lb.BayesianModel, judge: Judge) -> Iterator[tuple[str, dict[str, A
     test = judge.data.test
     assert test is not None
     likelihood = bnn.likelihood
-    for name in (NONE, BY_MOMENTS, BY_PROBABILITIES):
+    for by, name in FACTORS.items():
+        if by not in judge.args.ways:
+            continue
         bnn.moment_scale = (1.0, 1.0)
-        if name != NONE:
-            bnn.likelihood = lb.Gaussian() if name == BY_MOMENTS else likelihood  # outputs that are numbers
+        if by != "none":
+            bnn.likelihood = lb.Gaussian() if by == BY_MOMENTS else likelihood  # outputs that are numbers
             judge.calibrate(bnn)
             bnn.likelihood = likelihood
         yield f"one pass, factors {name}", {"factors": bnn.moment_scale, **judge.outcome(bnn, test, rule="moments")[0]}
-    yield f"{judge.args.samples} draws", judge.outcome(bnn, test, samples=judge.args.samples)[0]
+    if DRAWS in judge.args.ways:
+        yield f"{judge.args.samples} draws", judge.outcome(bnn, test, samples=judge.args.samples)[0]
 
 
 def main() -> None:
@@ -72,7 +79,7 @@ def main() -> None:
         "examples": len(judge.data.test),  # type: ignore[arg-type]
         "results": {},
     }
-    models = [(method_name(run.model.method), None), *args.file]
+    models = [*([] if args.files_only else [(method_name(run.model.method), None)]), *args.file]
     for title, path in models:
         bnn = run.model if path is None else lb.load(path, run.model.to_deterministic()).eval().to(judge.device)
         found = record["results"][title] = {}

@@ -4,6 +4,7 @@ import json
 import runpy
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -20,11 +21,15 @@ def test_each_way_to_fit_is_scored_beside_draws(tmp_path: Path, monkeypatch: pyt
     assert main(["fit", "mean-field", *TASK, "--epochs", "2", "--out", str(run)]) == 0
     trained = open_run(run, "cpu").model
     lb.compress(lb.bayesianize(trained, lb.WeightSharing(components=16)).eval(), file)
-    words = [run, "--file", f"small={file}", "--samples", 5, "--calibration", 50, "--examples", 80, "--out", out]
     monkeypatch.syspath_prepend(EXPERIMENTS)
-    monkeypatch.setattr(sys, "argv", ["factors.py", *map(str, words)])
-    runpy.run_path(str(EXPERIMENTS / "factors.py"), run_name="__main__")
-    record = json.loads(out.read_text())
+
+    def found_by(*more: str) -> dict[str, Any]:
+        words = [run, "--file", f"small={file}", "--samples", 5, "--calibration", 50, "--examples", 80, "--out", out]
+        monkeypatch.setattr(sys, "argv", ["factors.py", *map(str, words), *more])
+        runpy.run_path(str(EXPERIMENTS / "factors.py"), run_name="__main__")
+        return json.loads(out.read_text())
+
+    record = found_by()
     assert record["examples"] == 80
     assert list(record["results"]) == ["mean-field", "small"]
     for found in record["results"].values():
@@ -36,3 +41,6 @@ def test_each_way_to_fit_is_scored_beside_draws(tmp_path: Path, monkeypatch: pyt
         assert found["5 draws"]["accuracy"] > 0.3
     assert "small=small.lbc" in record["command"]
     assert str(tmp_path) not in out.read_text()
+    alone = found_by("--files-only", "--ways", "probabilities")
+    by = "one pass, factors by probabilities"
+    assert alone["results"] == {"small": {by: record["results"]["small"][by]}}
