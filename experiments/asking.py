@@ -1,9 +1,12 @@
-"""What the command lines of experiments ask alike, and how they are kept."""
+"""What the command lines of experiments ask alike, how they are kept, and how mistakes are told."""
 
 import argparse
 import shlex
-from collections.abc import Iterable
+import sys
+from collections.abc import Callable, Iterable
 from pathlib import Path
+
+from leanbayes.errors import LeanBayesError
 
 PLACES = ("run", "runs", "comparisons", "out", "figures", "root", "device")  # folders, and what the machine tells
 
@@ -16,6 +19,14 @@ def with_places(parser: argparse.ArgumentParser) -> argparse.ArgumentParser:
     parser.add_argument("--device", choices=("cpu", "cuda"), help="default: the GPU, if there is one")
     parser.add_argument("--root", type=Path, help="folder that holds the data sets")
     return parser
+
+
+def as_script(main: Callable[[], None]) -> None:
+    """Run a script; a mistake is told in its one sentence."""
+    try:
+        main()
+    except LeanBayesError as error:
+        sys.exit(str(error))
 
 
 def named_path(text: str) -> tuple[str, Path]:

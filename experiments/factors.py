@@ -8,17 +8,15 @@ test images: by draws, and in one pass without factors and with either.
 
 import argparse
 import itertools
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from asking import command_of, named_path, with_places
+from asking import as_script, command_of, named_path, with_places
 from sharing_files import Judge
 
 import leanbayes as lb
 from leanbayes.cli.runs import method_name, open_run
-from leanbayes.errors import LeanBayesError
 from leanbayes.training.record import machine, versions, write_json
 
 DRAWS, BY_MOMENTS = "draws", "moments"
@@ -91,7 +89,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    try:
-        main()
-    except LeanBayesError as error:
-        sys.exit(str(error))
+    as_script(main)

@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from asking import named_path
+from asking import as_script, named_path
 from headline_rows import name_of
 from one_pass import best_temperature, mean_logits, thinned
 from sharing_files import Judge
@@ -301,7 +301,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    try:
-        main()
-    except LeanBayesError as error:
-        sys.exit(str(error))
+    as_script(main)

@@ -8,12 +8,12 @@ They are drawn from what the headline table is made of, into the folder; of size
 import argparse
 import itertools
 import re
-import sys
 from collections.abc import Iterator, Sequence
 from html import escape
 from pathlib import Path
 
 import numpy as np
+from asking import as_script
 from drawing import BOTTOM, HEIGHT, LEFT, RIGHT, TOP, WIDTH, draw
 from headline_rows import TASK, Group, all_groups
 from headline_tables import SHORT, composed, most_trained
@@ -123,7 +123,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    try:
-        main()
-    except LeanBayesError as error:
-        sys.exit(str(error))
+    as_script(main)

@@ -13,14 +13,13 @@ Each writes a JSON file (--out) and figures (--figures FOLDER). `toy` and `conve
 
 import argparse
 import dataclasses
-import sys
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import torch
-from asking import command_of, with_places
+from asking import as_script, command_of, with_places
 from panels import beside
 from pbn_dial import dial, shares
 from pbn_images import segmentation, severities
@@ -35,7 +34,6 @@ from leanbayes.cli.options import Task
 from leanbayes.cli.presets import preset
 from leanbayes.cli.runs import prepare
 from leanbayes.data import Data, load
-from leanbayes.errors import LeanBayesError
 from leanbayes.evaluation import evaluate
 from leanbayes.figures import Series
 from leanbayes.methods import parse_method
@@ -250,7 +248,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    try:
-        main()
-    except LeanBayesError as error:
-        sys.exit(str(error))
+    as_script(main)

@@ -14,13 +14,12 @@ on. Choices are made on the held-out data.
 import argparse
 import itertools
 import json
-import sys
 import tempfile
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any, get_args
 
-from asking import PLACES, command_of, with_places
+from asking import PLACES, as_script, command_of, with_places
 from sharing_figures import boxes, curve_drawing, density, density_drawing, draw_boxes, plane
 from sharing_files import Judge, Row, complete, counts_of, line, method_for, of_file, shared, shared_rows
 from sharing_tables import INT8
@@ -296,7 +295,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    try:
-        main()
-    except LeanBayesError as error:
-        sys.exit(str(error))
+    as_script(main)

@@ -11,14 +11,13 @@ trains, and finds at every exchange which weights each removal criterion would r
 import argparse
 import itertools
 import statistics
-import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, ClassVar, get_args
 
 import torch
-from asking import command_of
+from asking import as_script, command_of
 from torch import Tensor
 from trained import folders, read_comparison, save
 
@@ -293,7 +292,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    try:
-        main()
-    except LeanBayesError as error:
-        sys.exit(str(error))
+    as_script(main)

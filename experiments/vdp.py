@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from asking import command_of
+from asking import as_script, command_of
 from torch import Tensor
 from trained import folders, save
 
@@ -402,7 +402,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    try:
-        main()
-    except LeanBayesError as error:
-        sys.exit(str(error))
+    as_script(main)

@@ -295,13 +295,20 @@ def test_held_out_data_choose_the_file_for_one_pass(tmp_path: Path, monkeypatch:
     assert list(tables["file_targets"]({}, tables["Times"](None))) == []
 
 
-def test_baselines_of_a_comparison_stand_beside_the_rest(
-    results: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def beside(results: Path, tmp_path: Path) -> tuple[Path, dict[str, Any], dict[str, Any]]:
+    """A folder with one file of results, what is in it, and the begin of a comparison of the same task."""
     folder = tmp_path / "results" / "headline"
     shutil.copytree(results, folder)
     (folder / "again.json").unlink()
     given = found(folder / "all.json")
+    record = {key: given[key] for key in ("model", "source", "machine", "versions")}
+    return folder, given, record | {"command": "leanbayes compare"}
+
+
+def test_baselines_of_a_comparison_stand_beside_the_rest(
+    results: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder, given, record = beside(results, tmp_path)
     given["results"] = [row for row in given["results"] if row["name"] != "MC dropout"]
     (folder / "all.json").write_text(json.dumps(given))
     one = {
@@ -316,9 +323,8 @@ def test_baselines_of_a_comparison_stand_beside_the_rest(
         "costs": {"stored": 5000, "peak_memory_bytes": 3e6, "file_bytes": 2_000_000, "ours": {"samples": 30}},
     }
     recipe = given["results"][0]["recipe"]
-    record = {key: given[key] for key in ("model", "source", "machine", "versions")}
     record["source"] = {**record["source"], "validation_share": 0.1}
-    record |= {"command": "leanbayes compare", "recipe": recipe, "results": [{**one, "name": "mc-dropout"}]}
+    record |= {"recipe": recipe, "results": [{**one, "name": "mc-dropout"}]}
     (tmp_path / "results" / "digits_methods.json").write_text(json.dumps(record))
     tables = script(monkeypatch, "headline_tables.py")
     row = lines_of(next(tables["headline_tables"](folder, tmp_path)))["MC dropout, 30 draws"]
@@ -334,12 +340,8 @@ def test_baselines_of_a_comparison_stand_beside_the_rest(
 def test_another_seed_of_a_comparison_joins_its_training(
     results: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    folder = tmp_path / "results" / "headline"
-    shutil.copytree(results, folder)
-    (folder / "again.json").unlink()
-    given = found(folder / "all.json")
+    folder, given, record = beside(results, tmp_path)
     plain = next(row for row in given["results"] if row["name"] == "Deterministic" and row["way"] == "plain")
-    record = {key: given[key] for key in ("model", "source", "machine", "versions")}
     record["source"] = {**record["source"], "validation_share": plain["validation_share"]}
     one = {
         "method": plain["method"],
@@ -349,7 +351,7 @@ def test_another_seed_of_a_comparison_joins_its_training(
         "costs": {"stored": 5000, "peak_memory_bytes": 3e6, "file_bytes": 2_000_000, "ours": {"samples": 1}},
     }
     trained = [{**one, "seed": seed} for seed in (plain["seed"], plain["seed"] + 1)]  # the first is known already
-    record |= {"command": "leanbayes compare", "recipe": plain["recipe"], "results": trained}
+    record |= {"recipe": plain["recipe"], "results": trained}
     (tmp_path / "results" / "digits_methods_again.json").write_text(json.dumps(record))
     tables = script(monkeypatch, "headline_tables.py")
     row = lines_of(next(tables["headline_tables"](folder, tmp_path)))["Deterministic"]
