@@ -146,3 +146,56 @@ def test_mistakes_are_told() -> None:
         linear().calibrate_moments([])
     with pytest.raises(lb.LeanBayesError, match="no Bayesian weights"):
         lb.bayesianize(CASES["mlp"].build(), lb.Deterministic()).calibrate_moments([inputs(4, 6)])
+
+
+def nll_of(bnn: lb.BayesianModel, x: Tensor, y: Tensor) -> float:
+    """Mean negative log-likelihood of labels in one pass; those below 0 do not count."""
+    probs = bnn.predict(x, rule="moments").probs
+    if isinstance(bnn.likelihood, lb.Bernoulli):
+        return nn.functional.binary_cross_entropy(probs, y).item()
+    return nn.functional.nll_loss(probs.log(), y, ignore_index=-1).item()
+
+
+@pytest.mark.parametrize("likelihood", [lb.Categorical(ignore_index=-1), lb.Bernoulli()], ids=["classes", "yes or no"])
+def test_by_labels_no_factors_make_them_likelier(likelihood: Likelihood) -> None:
+    bnn, _ = forgetful(likelihood)
+    x = 4 * inputs(2000, 1, 1, 1) + inputs(2000, 1, 8, 8)
+    if isinstance(likelihood, lb.Bernoulli):
+        y = (torch.rand(2000, 3, generator=generator(2)) < 0.3 + 0.4 * (x.mean((1, 2, 3)) > 0)[:, None]).float()
+    else:
+        y = torch.randint(0, 3, (2000,), generator=generator(2))
+        y[::7] = -1
+    before = nll_of(bnn, x, y)
+    fitted = bnn.calibrate_moments(zip(x.split(100), y.split(100), strict=True), to="labels")
+    after = nll_of(bnn, x, y)
+    assert fitted == bnn.moment_scale
+    assert after < before - 0.01
+    for bnn.moment_scale in [(fitted[0] * a, fitted[1] * b) for a in (0.8, 1, 1.25) for b in (0.8, 1, 1.25)]:
+        assert nll_of(bnn, x, y) >= after - 1e-6
+
+
+def test_labels_that_follow_exact_moments_need_no_factors() -> None:
+    bnn = linear()
+    x = 8 * inputs(20_000, 6)  # so that the spread of the logits matters
+    y = torch.multinomial(bnn.predict(x, rule="moments").probs, 1, generator=generator(3))[:, 0]
+    mean, std = bnn.calibrate_moments(zip(x.split(500), y.split(500), strict=True), to="labels")
+    assert mean == pytest.approx(1, abs=0.1)
+    assert std == pytest.approx(1, abs=0.25)
+
+
+def test_mistakes_with_labels_are_told_and_leave_the_factors() -> None:
+    bnn, x, y = linear(), inputs(4, 6), torch.zeros(4, dtype=torch.long)
+    bnn.moment_scale = 0.9, 2.0
+    with pytest.raises(lb.LeanBayesError, match=r"needs \(input, label\) pairs"):
+        bnn.calibrate_moments([x], to="labels")
+    with pytest.raises(lb.LeanBayesError, match="got no batches"):
+        bnn.calibrate_moments([], to="labels")
+    with pytest.raises(lb.LeanBayesError, match="contain NaN"):
+        bnn.calibrate_moments([(x * float("nan"), y)], to="labels")
+    with pytest.raises(lb.LeanBayesError, match="out of range"):
+        bnn.calibrate_moments([(x, y + 100)], to="labels")
+    with pytest.raises(lb.LeanBayesError, match="'draws' or 'labels'"):
+        bnn.calibrate_moments([(x, y)], to="truth")  # type: ignore[arg-type]
+    assert bnn.moment_scale == (0.9, 2.0)
+    with pytest.raises(lb.LeanBayesError, match=r'Gaussian has no probabilities .* use to="draws"'):
+        linear(lb.Gaussian()).calibrate_moments([(x, inputs(4, 8))], to="labels")

@@ -10,7 +10,7 @@ import itertools
 import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
-from typing import Any, NamedTuple, Self
+from typing import Any, Literal, NamedTuple, Self
 
 import torch
 from torch import Tensor, nn
@@ -309,16 +309,23 @@ class BayesianModel(nn.Module):
 
     @torch.no_grad()
     def calibrate_moments(
-        self, batches: Iterable[Any], samples: int = 30, generator: torch.Generator | None = None
+        self,
+        batches: Iterable[Any],
+        samples: int = 30,
+        generator: torch.Generator | None = None,
+        *,
+        to: Literal["draws", "labels"] = "draws",
     ) -> tuple[float, float]:
-        """Fit two factors, of the mean and of the std that one pass gives, to draws; `save` keeps them.
+        """Fit two factors, of the mean and of the std that one pass gives; `save` keeps them. Returns the two.
 
-        Probabilities are brought near those of the draws where outputs are logits, mean and std where they are not.
-        batches: inputs, or (input, label) pairs; some hundred held-out examples do. Returns the two factors.
+        batches: inputs, or (input, label) pairs; some hundred held-out examples do.
+        to: draws, whose probabilities are come near where outputs are logits, and whose mean and std where they are
+            not; or labels, where outputs are logits: these must be held out, and make up for draws that are too sure
+            or too unsure. samples: how many draws.
         """
         from leanbayes.calibration import fit_moment_scale
 
-        return fit_moment_scale(self, batches, samples, generator)
+        return fit_moment_scale(self, batches, samples, generator, to)
 
     def restrict(self, rate: float, data: Iterable[Any] | None = None) -> "BayesianModel":
         """Return a copy in which only a share of all weights keeps its spread, those that matter most; none is trained.

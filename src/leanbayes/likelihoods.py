@@ -68,6 +68,10 @@ class Likelihood(nn.Module):
         """Lay out logits, or what belongs to them, as (outcomes, classes); None where the outputs are no logits."""
         return None
 
+    def label_probs(self, y: Tensor, output: Tensor) -> Tensor:
+        """Lay out labels as probabilities beside `logits`, all 0 where there is none, if outputs are logits."""
+        raise NotImplementedError  # abstract
+
     def check_shape(self, output: Tensor, y: Tensor) -> None:
         """Raise one clear sentence where the labels' shape or type does not fit the outputs; costs no waiting."""
         raise NotImplementedError  # abstract
@@ -163,6 +167,12 @@ class Categorical(Likelihood):
         values = values.movedim(self.class_dim, -1)
         return values.reshape(-1, values.shape[-1])
 
+    def label_probs(self, y: Tensor, output: Tensor) -> Tensor:
+        """Give 1 to the label's class."""
+        labelled = (y != self.ignore_index).flatten()
+        probs = F.one_hot(y.flatten().where(labelled, 0), output.shape[self.class_dim])
+        return (probs * labelled[:, None]).to(output.dtype)
+
     def check_shape(self, output: Tensor, y: Tensor) -> None:
         """Check that there is one integer a position."""
         positions = output.movedim(self.class_dim, -1).shape[:-1]
@@ -237,6 +247,11 @@ class Bernoulli(Likelihood):
     def logits(self, values: Tensor) -> Tensor:
         """Set a logit of 0, which is no, beside each: their softmax is the sigmoid."""
         return torch.stack([values.flatten(), torch.zeros_like(values).flatten()], -1)
+
+    def label_probs(self, y: Tensor, output: Tensor) -> Tensor:
+        """Yes and no."""
+        yes = y.to(output.dtype).flatten()
+        return torch.stack([yes, 1 - yes], -1)
 
     def check_shape(self, output: Tensor, y: Tensor) -> None:
         """Check that there is one target for each output."""
