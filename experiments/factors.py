@@ -1,9 +1,9 @@
-"""Compares ways to fit the two factors of one pass: by mean and std of the outputs, and by probabilities.
+"""Compares ways to fit the two factors of one pass: by mean and std of the outputs, by probabilities, and by labels.
 
 python experiments/factors.py RUN --file NAME=PATH.lbc --out experiments/results/factors/NAME.json
 
-Both are fitted to draws on held-out images, without labels. Scored are a run and compact files of its network, on some
-test images: by draws, and in one pass without factors and with either.
+The first two are fitted to draws, without labels, and all on held-out images. Scored are a run and compact files of
+its network, on some test images: by draws, and in one pass without factors and with each.
 """
 
 import argparse
@@ -19,8 +19,8 @@ import leanbayes as lb
 from leanbayes.cli.runs import method_name, open_run
 from leanbayes.training.record import machine, versions, write_json
 
-DRAWS, BY_MOMENTS = "draws", "moments"
-FACTORS = {"none": "none", BY_MOMENTS: "by mean and std", "probabilities": "by probabilities"}
+DRAWS, BY_MOMENTS, LABELS = "draws", "moments", "labels"
+FACTORS = {"none": "none", BY_MOMENTS: "by mean and std", "probabilities": "by probabilities", LABELS: "by labels"}
 
 
 def options() -> argparse.Namespace:
@@ -48,7 +48,9 @@ def ways(bnn: lb.BayesianModel, judge: Judge) -> Iterator[tuple[str, dict[str, A
         if by not in judge.args.ways:
             continue
         bnn.moment_scale = (1.0, 1.0)
-        if by != "none":
+        if by == LABELS:
+            bnn.moment_scale = judge.by_labels(bnn).moment_scale
+        elif by != "none":
             bnn.likelihood = lb.Gaussian() if by == BY_MOMENTS else likelihood  # outputs that are numbers
             judge.calibrate(bnn)
             bnn.likelihood = likelihood

@@ -3,9 +3,10 @@
 python experiments/headline.py RUNS --file NAME=PATH.lbc --ood svhn cifar100 --out experiments/results/headline/all.json
 
 A plain network predicts as it is, and with a temperature that its held-out data choose; a model with random weights by
-draws, and in one pass. The two factors of one pass are fitted on held-out data, unless the model was trained by one
-pass, or its file has them; those of a file without them on what the first run has held out. --out is written after
-every row, and goes on with the rows that it holds.
+draws, and in one pass. The two factors of one pass are fitted to draws on held-out data, unless the model was trained
+by one pass, or its file has them; and once more to the labels of the held-out data, as the temperature is. Of files
+those data are what the first run has held out. --out is written after every row, and goes on with the rows that it
+holds.
 """
 
 import argparse
@@ -23,7 +24,7 @@ from typing import Any
 
 import torch
 from asking import as_script, named_path
-from headline_rows import name_of
+from headline_rows import ONE_PASS, name_of
 from one_pass import best_temperature, mean_logits, thinned
 from sharing_files import Judge
 from torch import Tensor, nn
@@ -44,7 +45,8 @@ from leanbayes.saving import describe
 from leanbayes.training.record import machine, versions, without_places, write_json
 
 ALL_OF_SVHN = 26_032
-PLAIN, TEMPERATURE, MEMBERS, DRAWS, ONE_PASS = "plain", "temperature", "members", "{} draws", "one pass"  # the ways
+PLAIN, TEMPERATURE, MEMBERS, DRAWS = "plain", "temperature", "members", "{} draws"  # the ways
+BY_LABELS = f"{ONE_PASS}, by labels"
 SETTINGS = ("samples", "file_draws", "calibration", "examples", "shift_examples", "ood", "ood_examples", "seed")
 TOLD = ("accuracy", "nll", "ece", "brier")
 
@@ -150,7 +152,8 @@ def ways(subject: Subject, args: argparse.Namespace) -> Iterator[tuple[str, Row]
     if bnn.posterior.random_weights:
         rule = None if bnn.current_rule.random else "sample"
         yield DRAWS.format(args.samples), {**draws, "rule": rule}
-        yield ONE_PASS, {"rule": "moments"}
+        for way in (ONE_PASS, BY_LABELS):
+            yield way, {"rule": "moments"}
         if subject.record is None and args.file_draws:
             yield DRAWS.format(args.file_draws), {"samples": args.file_draws, "rule": rule, "shifts": ()}
     elif bnn.members is not None:
@@ -171,12 +174,15 @@ def fitted(subject: Subject, way: str) -> tuple[lb.BayesianModel, Row]:
         likelihood = copy.deepcopy(bnn.likelihood)
         network = Tempered(bnn.to_deterministic(), found).to(bnn.device)
         return lb.bayesianize(network, lb.Deterministic(), likelihood=likelihood).eval(), {"temperature": found}
+    if way == BY_LABELS:
+        made = judge.by_labels(bnn)
+        return made, {"moment_scale": made.moment_scale, "fitted_to": "labels"}
     if way != ONE_PASS:
         return bnn, {}
     here = bnn.moment_scale == (1.0, 1.0) and bnn.trained_rule != "moments"
     if here:
         judge.calibrate(bnn)
-    return bnn, {"moment_scale": bnn.moment_scale, "fitted_here": here}
+    return bnn, {"moment_scale": bnn.moment_scale, "fitted_to": "draws", "fitted_here": here}
 
 
 def temperature_of(bnn: lb.BayesianModel, judge: Judge) -> float:
@@ -190,7 +196,7 @@ def row_of(subject: Subject, way: str, how: Row, args: argparse.Namespace) -> Ro
     """Score one way to predict."""
     bnn, chosen = fitted(subject, way)
     usual = {"shifts": ("corruptions",), "shift_examples": args.shift_examples, "ood_examples": args.ood_examples}
-    if way != ONE_PASS and how.get("samples") == bnn.method.samples:
+    if not chosen and how.get("samples") == bnn.method.samples:
         how = {**how, "samples": None}  # as leanbayes compare looks, so that what it has kept serves here
     look = Look(**{**usual, **how}, pruning=False, seed=args.seed)
     if subject.run is not None and not chosen:

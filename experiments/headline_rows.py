@@ -13,6 +13,8 @@ import leanbayes as lb
 from leanbayes import config
 
 TASK = ("resnet-18", "cifar10")  # that papers and benchmarks are of
+COMPARISONS = ("*_methods*.json", "*_sharing_paper*.json", "*_ssvi_long*.json")  # that stand in the table
+ONE_PASS = "one pass"  # the way, and how that begins whose factors are fitted to labels
 ORDER = ("Deterministic", "Ensemble", "MC dropout", "RigL", "MeanField", "PBN", "VDP++", "SSVI", "2DGBNN")
 
 Row = Mapping[str, Any]
@@ -29,7 +31,9 @@ class Group(NamedTuple):
     @property
     def label(self) -> str:
         """What the table calls it."""
-        return self.title if self.way in ("plain", "members") else f"{self.title}, {self.way}"
+        said = self.title.endswith(ONE_PASS)  # by a file that is chosen for it
+        way = self.way.removeprefix(ONE_PASS).removeprefix(", ") if said else self.way
+        return self.title if way in ("plain", "members", "") else f"{self.title}, {way}"
 
     @property
     def method(self) -> Row:
@@ -59,9 +63,11 @@ class Group(NamedTuple):
 def read_all(folder: Path) -> list[Row]:
     """Read what `headline.py` has found, and comparisons of all methods."""
     records: list[Row] = [json.loads(path.read_text()) for path in sorted(folder.glob("*.json"))]
-    compared = sorted(folder.parent.glob("*_methods*.json")) if records else []
-    files = read(folder.parent / "sharing" / "paper.json").get("results", ())
-    return [with_files(record, files) for record in records] + [of_comparison(read(path)) for path in compared]
+    if records:
+        paths = sorted(path for pattern in COMPARISONS for path in folder.parent.glob(pattern))
+        records += [of_comparison(read(path)) for path in paths]
+    files = [row for path in sorted((folder.parent / "sharing").glob("paper*.json")) for row in read(path)["results"]]
+    return [with_files(record, files) for record in records]
 
 
 def with_files(record: Row, files: Iterable[Row]) -> Row:
@@ -182,4 +188,4 @@ def place_of(group: Group) -> tuple[Any, ...]:
     kinds = [number for number, kind in enumerate(ORDER) if group.name.startswith(kind) and not of_file]
     place = (of_file, *(kinds or [len(ORDER)]), group.name, sum(group.epochs), training_of(group.rows[0]))
     draws = int(group.way.split()[0]) if group.way.endswith("draws") else 0
-    return *place, group.way == "one pass", draws, group.way == "temperature"
+    return *place, group.way.startswith(ONE_PASS), draws, group.way

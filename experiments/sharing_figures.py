@@ -22,7 +22,8 @@ from leanbayes.figures import Figure, Series
 from leanbayes.posteriors import SharedPosterior
 from leanbayes.posteriors.base import Posterior
 
-WAYS = {"draws": "draws of the weights", "one_pass": "one pass by moments"}
+WAYS = {"draws": "draws of the weights", "one_pass": "one pass by moments", "one_pass_by_labels": "one pass by labels"}
+WORST, LARGEST = 1.5, 3.0  # over the NLL of the run, and over the largest file: what is drawn as a point
 BINS = 120  # of a histogram
 POINTS = 3000  # weights of the plane, of each kind
 SHARES = (0.05, 0.25, 0.5, 0.75, 0.95)  # ends and lines of a box
@@ -36,31 +37,47 @@ Boxes = list[dict[str, Any]]
 
 
 def curve_drawing(record: Mapping[str, Any]) -> str:
-    """Draw NLL over MB, a line for each number of components, of epochs and precision, beside whole files."""
+    """Draw NLL over MB, a line for each number of components, of epochs and precision; sizes of others are told.
+
+    A model whose file is much larger than all of these is a level. Files that are much worse than the run's are left
+    out, and counted in the title.
+    """
+    rows = sorted(best_training(record["results"]), key=lambda row: row["bytes"])
     figures = []
     for way, title in WAYS.items():
-        lines: dict[str, list[Mapping[str, Any]]] = {}
-        for row in sorted(best_training(record["results"]), key=lambda row: row["bytes"]):
-            trained = f"{row['epochs']} epochs of final training" if row["epochs"] else "no final training"
-            lines.setdefault(f"{row['components']} components, {trained}, {row['values']}", []).append(row)
-        series = [
-            Series(name, tuple(row["bytes"] / 1e6 for row in rows), tuple(row["test"][way]["nll"] for row in rows))
-            for name, rows in lines.items()
-        ]
-        for row in record["compared"]:
-            scores = row["test"].get(way, row["test"]["draws"])
-            series.append(Series(f"{row['name']}, its own file", (row["bytes"] / 1e6,), (scores["nll"],)))
-        heights = [y for one in series for y in one.y]
-        for name, size in record["sizes"].items():
-            series.append(Series(f"size of a {name}", (size / 1e6,) * 2, (min(heights), max(heights))))
-        figures.append(of_sizes(way, f"Test NLL, {title}", series))
-    return beside(f"{record['model']['name']} on {record['source']['name']}: NLL over MB", figures, 2)
+        there = [row for row in rows if way in row["test"]]
+        if there:
+            figures.append(of_sizes(way, title, there, record["compared"]))
+    sizes = ", ".join(f"{name} {size / 1e6:.3g} MB" for name, size in record["sizes"].items())
+    return beside(f"{record['model']['name']} on {record['source']['name']}: NLL over MB ({sizes})", figures, 2)
 
 
-def of_sizes(key: str, title: str, series: Sequence[Series]) -> Figure:
+def of_sizes(way: str, title: str, rows: Sequence[Mapping[str, Any]], compared: Sequence[Mapping[str, Any]]) -> Figure:
     """Make a figure over megabytes."""
-    made = lines_figure(key, "test NLL", "MB on disk", series, "Left and low is good.", log="x")
-    return dataclasses.replace(made, title=title)
+
+    def score(row: Mapping[str, Any]) -> float:
+        return row["test"].get(way, row["test"]["draws"])["nll"]
+
+    shown = [row for row in rows if score(row) <= WORST * score(compared[0])]
+    lines: dict[str, list[Mapping[str, Any]]] = {}
+    for row in shown:
+        trained = f"{row['epochs']} epochs of final training" if row["epochs"] else "no final training"
+        lines.setdefault(f"{row['components']} components, {trained}, {row['values']}", []).append(row)
+    places = [row["bytes"] / 1e6 for row in shown or rows]
+    small = [row for row in compared if row["bytes"] / 1e6 <= LARGEST * max(places)]
+    series = [
+        Series(name, tuple(row["bytes"] / 1e6 for row in of), tuple(map(score, of)))
+        for name, of in [*lines.items(), *((row["name"], [row]) for row in small)]
+    ]
+    series += [
+        Series(f"{row['name']}, {row['bytes'] / 1e6:.3g} MB", (min(places), max(places)), (score(row),) * 2)
+        for row in compared
+        if row not in small
+    ]
+    left_out = len(rows) - len(shown)
+    more = f", without {left_out} above {WORST * score(compared[0]):.2f}" if left_out else ""
+    made = lines_figure(way, "test NLL", "MB on disk", series, "Left and low is good.")
+    return dataclasses.replace(made, title=f"Test NLL, {title}{more}")
 
 
 # -- density ----------------------------------------------------------------------------------------------------------

@@ -1,6 +1,7 @@
 """Models whose weights share, as files: how they are made of a trained run, written, loaded and judged."""
 
 import argparse
+import copy
 import dataclasses
 import itertools
 import tempfile
@@ -96,16 +97,23 @@ class Judge:
         test = {"draws": self.tested(bnn, **draws)}
         found = {"held_out": self.outcome(bnn, self.data.validation, **draws)[0], "test": test}
         if random:
-            test["one_pass"] = self.tested(bnn, rule="moments")
-            found["held_out_one_pass"] = self.outcome(bnn, self.data.validation, rule="moments")[0]
+            for way, model in (("one_pass", bnn), ("one_pass_by_labels", self.by_labels(bnn))):
+                test[way] = self.tested(model, rule="moments")
+                found[f"held_out_{way}"] = self.outcome(model, self.data.validation, rule="moments")[0]
         return found
 
     def calibrate(self, bnn: lb.BayesianModel) -> None:
-        """Fit the two factors of one pass on held-out data, unless the model was trained by one pass."""
+        """Fit the two factors of one pass to draws on held-out data, unless the model was trained by one pass."""
         if bnn.trained_rule == "moments":
             return
         generator = torch.Generator().manual_seed(self.args.seed)
         bnn.calibrate_moments(self.batches(self.data.validation, self.args.calibration), self.args.samples, generator)
+
+    def by_labels(self, bnn: lb.BayesianModel) -> lb.BayesianModel:
+        """Return a copy whose factors of one pass are fitted to the labels of all held-out data."""
+        made = copy.deepcopy(bnn)
+        made.calibrate_moments(self.batches(self.data.validation), to="labels")
+        return made
 
 
 # -- sharing ----------------------------------------------------------------------------------------------------------

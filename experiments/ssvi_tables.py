@@ -114,17 +114,17 @@ def sparse_entries(results: Path) -> list[dict[str, Any]]:
             draws = record["look"]["samples"] or settings.get("samples", 1)
             means = {key: figure["mean"] for key, figure in figures.items()}
             found |= sparse_entry(record["source"]["name"], settings, record["recipe"], draws, means, runs)
-    for path in sorted((results / "ssvi").glob("draws*.json")):
-        results_of = [run for run in read(path)["results"] if run["model"]["name"] == NETWORK]
-        for _, group in itertools.groupby(sorted(results_of, key=but_for_seed), key=but_for_seed):
-            runs = list(group)
-            first, columns = runs[0], SPARSE_COLUMNS | SPARSE_COSTS
-            known = [key for key in columns if all(run["figures"].get(key) is not None for run in runs)]
-            means = {key: statistics.fmean(run["figures"][key] for run in runs) for key in known}
-            which = (first["source"]["name"], first["method"], first["recipe"], first["samples"])
-            for key, entry in sparse_entry(*which, means, runs).items():
-                entry["ood"] = found.get(key, entry)["ood"] | entry["ood"]
-                found[key] = entry
+    scored = [run for path in sorted((results / "ssvi").glob("draws*.json")) for run in read(path)["results"]]
+    of_network = [run for run in scored if run["model"]["name"] == NETWORK]
+    for _, group in itertools.groupby(sorted(of_network, key=but_for_seed), key=but_for_seed):
+        runs = list(group)
+        first, columns = runs[0], SPARSE_COLUMNS | SPARSE_COSTS
+        known = [key for key in columns if all(run["figures"].get(key) is not None for run in runs)]
+        means = {key: statistics.fmean(run["figures"][key] for run in runs) for key in known}
+        which = (first["source"]["name"], first["method"], first["recipe"], first["samples"])
+        for key, entry in sparse_entry(*which, means, runs).items():
+            entry["ood"] = found.get(key, entry)["ood"] | entry["ood"]
+            found[key] = entry
     return list(found.values())
 
 
@@ -146,10 +146,12 @@ def sparse_entry(
     if method["type"] not in ("SSVI", "MeanField"):
         return {}
     paper = (method.get("densities"), method["rule"]) == ("uniform", "local")
+    names = dict.fromkeys(name for run in runs for name in run["ood"])
+    seen = {name: [run["ood"][name] for run in runs if name in run["ood"]] for name in names}
     pairs = {
-        name: tuple(statistics.fmean(run["ood"][name]["by"]["entropy"][key] for run in runs) for key in OOD_SCORES)
-        for name, of in runs[0]["ood"].items()
-        if of["examples"] >= WHOLE.get(name, 0)
+        name: tuple(statistics.fmean(of["by"]["entropy"][key] for of in seen[name]) for key in OOD_SCORES)
+        for name in seen
+        if all(of["examples"] >= WHOLE.get(name, 0) for of in seen[name])
     }
     entry = {
         "data": data,

@@ -33,11 +33,11 @@ def test_each_way_to_fit_is_scored_beside_draws(tmp_path: Path, monkeypatch: pyt
     assert record["examples"] == 80
     assert list(record["results"]) == ["mean-field", "small"]
     for found in record["results"].values():
-        none, moments, probabilities = (found[f"one pass, factors {name}"] for name in
-                                        ("none", "by mean and std", "by probabilities"))  # fmt: skip
+        factors = ("none", "by mean and std", "by probabilities", "by labels")
+        none, moments, probabilities, labels = (found[f"one pass, factors {name}"] for name in factors)
         assert none["factors"] == [1, 1]
-        assert moments["factors"] != probabilities["factors"]
-        assert none["nll"] != moments["nll"] != probabilities["nll"]
+        assert moments["factors"] != probabilities["factors"] != labels["factors"]
+        assert none["nll"] != moments["nll"] != probabilities["nll"] != labels["nll"]
         assert found["5 draws"]["accuracy"] > 0.3
     assert "small=small.lbc" in record["command"]
     assert str(tmp_path) not in out.read_text()

@@ -109,6 +109,7 @@ def test_a_file_is_scored_as_it_is_loaded(curve: dict[str, Any], run: Path, tmp_
     draws = row["test"]["draws"]
     assert (draws["nll"], draws["accuracy"]) == pytest.approx(nll_and_accuracy(loaded, 60, samples=3), rel=1e-5)
     assert row["test"]["one_pass"]["nll"] == pytest.approx(nll_and_accuracy(loaded, 60, rule="moments")[0], rel=0.1)
+    assert row["held_out_one_pass_by_labels"]["nll"] <= row["held_out_one_pass"]["nll"] + 1e-6
     assert row["paper_parameters"] == row["outliers"] + row["blends"] + 2 * row["gaussians"]
     assert row["gaussians"] == len(torch.unique(shared.posterior.get_buffer("labels")))
     assert 0.5 < draws["ood"]["letters"]["auroc"] < 1
@@ -132,7 +133,10 @@ def test_whole_files_stand_beside_the_small_ones(curve: dict[str, Any], run: Pat
     assert curve["compared"][0]["test"] != curve["compared"][1]["test"]
     drawn = texts(run.parent / "curve" / "rate-distortion-digits.svg")
     assert "16 components, 1 epochs of final training, int8" in drawn
-    assert drawn.count("size of a plain fp32 network") == 2  # draws, one pass
+    ways = [text for text in drawn if text.startswith("Test NLL, ")]
+    assert [way.split(", ")[1] for way in ways] == ["draws of the weights", "one pass by moments", "one pass by labels"]
+    assert f"plain fp32 network {curve['sizes']['plain fp32 network'] / 1e6:.3g} MB" in drawn[0]
+    assert f"mean-field, {curve['compared'][0]['bytes'] / 1e6:.3g} MB" in drawn  # a level: it is much larger
     text = (run.parent / "curve.json").read_text()
     assert str(run.parent) not in text
     assert curve["command"].startswith("python experiments/sharing.py curve dense --beside mean-field-0 --examples 60")
@@ -156,6 +160,18 @@ def test_a_curve_goes_on_where_it_was_stopped(
     assert [row["bit_price"] for row in record["results"][8:]] == [0.5]
     assert (record["results"][:8], record["compared"]) == (rows, curve["compared"])
     assert curve["command"] in record["earlier_commands"]
+
+
+def test_files_that_are_much_worse_than_the_run_are_counted_and_not_drawn(
+    curve: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    draw = script(monkeypatch, "sharing_figures.py")["curve_drawing"]
+    level = curve["compared"][0]["test"]["draws"]["nll"]
+    worse = {**curve["results"][0], "bit_price": 9.0, "test": {"draws": {"nll": 1.6 * level}}}
+    before, after = (draw({**curve, "results": rows}) for rows in (curve["results"], [*curve["results"], worse]))
+    assert f"draws of the weights, without 1 above {1.5 * level:.2f}" in after
+    assert "without" not in before
+    assert after.count("<circle") == before.count("<circle")
 
 
 def test_only_sharing_makes_a_curve(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -278,6 +294,16 @@ def test_the_tables_have_the_paper_and_what_was_measured(
     claims, files, trained, int8, ablations, figure = tables["sharing_tables"](tmp_path)
     smallest = min((row for row in curve["results"]), key=lambda row: row["held_out"]["nll"])
     assert f"NLL {smallest['test']['draws']['nll']:.3f}" in claims
+    by_labels = min((row for row in curve["results"]), key=lambda row: row["held_out_one_pass_by_labels"]["nll"])
+    (claim,) = (line for line in claims.splitlines() if "mean-field, in one pass by labels |" in line)
+    assert f"NLL {by_labels['test']['one_pass_by_labels']['nll']:.3f}" in claim
+    titles = next(line for line in files.splitlines() if line.startswith("|"))
+    columns = [title.strip() for title in titles.strip("|").split("|")]
+    assert columns[2:11] == [
+        f"{score}{way}" for way in ("", ", one pass", ", by labels") for score in ("accuracy", "NLL", "ECE")
+    ]
+    known = {**curve, "compared": [], "results": [{"test": {"draws": {}, "one_pass": {}}}]}
+    assert tables["ways_of"](known) == ["draws", "one_pass"]  # as files of before are
     assert cells(files, "mean-field, its own file")[0] == f"{curve['compared'][0]['bytes'] / 1e6:.3f}"
     assert "threshold 0.25" in trained
     assert cells(int8, "paper, INT8, 2-bit σ")[:4] == ["0.720", "90.85%", "0.2730", "0.0255"]
