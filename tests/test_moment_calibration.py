@@ -1,6 +1,7 @@
 """`calibrate_moments`: two factors against draws, kept with the model."""
 
 from pathlib import Path
+from typing import Literal
 
 import pytest
 import torch
@@ -137,6 +138,14 @@ def test_it_leaves_modes_rules_and_random_states_as_they_were() -> None:
     assert torch.equal(torch.get_rng_state(), state)
     with bnn.using("sample"):
         assert isinstance(bnn(inputs(4, 6)), Tensor)
+
+
+@pytest.mark.parametrize("to", ["draws", "labels"])
+def test_with_a_generator_the_stream_of_the_model_is_left_as_it_was(to: Literal["draws", "labels"]) -> None:
+    bnn, batch = linear(), (inputs(4, 6), torch.zeros(4, dtype=torch.long))
+    before = bnn.noise.state.clone()
+    bnn.calibrate_moments([batch, batch], 3, generator(), to=to)
+    assert torch.equal(bnn.noise.state, before)
 
 
 def test_mistakes_are_told() -> None:

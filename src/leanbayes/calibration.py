@@ -135,8 +135,8 @@ def _to_labels(bnn: "BayesianModel", batches: Iterable[Any]) -> tuple[float, flo
 
 
 def _one_pass(bnn: "BayesianModel", x: Any) -> tuple[Tensor, Tensor]:
-    """Mean and variance of the outputs."""
-    with bnn.using("moments"):
+    """Mean and variance of the outputs; the model's stream of noise is left as it is."""
+    with bnn.using("moments"), bnn.frozen(0):
         ours = output_tensor(call_with(bnn, x))
     return ours.loc.double(), ours.variance.double().expand_as(ours.loc)
 

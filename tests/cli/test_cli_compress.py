@@ -85,6 +85,17 @@ def test_of_the_files_that_are_small_enough_the_best_is_kept(
     assert Path("a.lbc").stat().st_size == found["chosen"]["bytes"]
 
 
+@pytest.mark.parametrize("correlation", ["common", "none"])
+def test_factors_of_one_pass_are_kept_where_it_is_the_same_pass(cli: Cli, correlation: str) -> None:
+    cli("fit", "vdp", *TOY, "--method.correlation", correlation, "--out", "run")
+    cli("calibrate", "run")
+    cli("compress", "run")
+    bnn = load_run(Path("run"))
+    factors = lb.load("run/model.lbc", bnn.to_deterministic()).moment_scale
+    assert bnn.moment_scale != (1, 1)
+    assert factors == (bnn.moment_scale if correlation == "common" else (1, 1))  # the file's pass is the usual one
+
+
 @pytest.mark.parametrize("method", ["mc-dropout", "ensemble", "deterministic"])
 def test_a_run_without_bayesian_weights_is_refused(cli: Cli, method: str) -> None:
     cli("fit", method, *TOY, "--out", "run")

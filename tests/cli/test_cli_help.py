@@ -21,6 +21,7 @@ from leanbayes.training import Recipe
 COMMANDS = [
     ("evaluate",),
     ("predict",),
+    ("calibrate",),
     ("export",),
     ("sensitivity",),
     ("compare",),
@@ -68,7 +69,18 @@ def test_fit_has_a_flag_for_every_setting(name: str, cli: Cli) -> None:
 
 def test_the_program_says_what_it_can_do(cli: Cli) -> None:
     text = cli("--help").out
-    for name in ("fit", "evaluate", "predict", "export", "sensitivity", "compare", "report", "info", *METHODS):
+    for name in (
+        "fit",
+        "evaluate",
+        "predict",
+        "calibrate",
+        "export",
+        "sensitivity",
+        "compare",
+        "report",
+        "info",
+        *METHODS,
+    ):
         assert name in text
     assert max(map(len, text.splitlines())) <= 110
     assert cli("-h").out == cli("help").out == cli(code=2).out == text

@@ -77,7 +77,7 @@ def expect(text: str, *words: str) -> None:
 
 def test_an_unknown_command_is_told(refused: Refused) -> None:
     for word in ("train", "--what", ""):
-        commands = "fit, evaluate, predict, compare, report, compress, export, sensitivity, info"
+        commands = "fit, evaluate, predict, compare, report, calibrate, compress, export, sensitivity, info"
         expect(refused(word, code=2), repr(word), commands)
     for word, close in (("fits", "fit"), ("evalute", "evaluate"), ("Compare", "compare")):
         assert refused(word, code=2) == f"leanbayes: There is no command {word!r}: did you mean {close}?\n"
@@ -459,6 +459,7 @@ def test_a_folder_without_a_run_is_told(refused: Refused) -> None:
     Path("file").touch()
     for place in ("empty", "file", "nowhere"):
         expect(refused("evaluate", place), place, "run.json")
+        expect(refused("calibrate", place), place, "run.json")
         expect(refused("predict", place, "a.png"), place, "run.json")
     expect(refused("info", "empty"), "empty", "run.json")
     expect(refused("info", "nowhere"), "nowhere", "check the path")
@@ -468,14 +469,14 @@ def test_an_unfinished_run_is_told(refused: Refused, run: Path) -> None:
     for status in ("running", "failed: The loss is nan."):
         record = read_record(run)
         (run / "run.json").write_text(json.dumps({**record, "status": status}))
-        for words in (("evaluate", run), ("predict", run, "a.png")):
+        for words in (("evaluate", run), ("calibrate", run), ("predict", run, "a.png")):
             expect(refused(*words), "not finished", status, "fit")
 
 
 def test_a_run_from_python_is_told(refused: Refused) -> None:
     data = TensorDataset(torch.randn(40, 2), torch.randn(40, 1))
     fit(nn.Linear(2, 1), lb.Deterministic(), data, out="run", epochs=1, progress=False)
-    for words in (("evaluate", "run"), ("predict", "run", "a.png")):
+    for words in (("evaluate", "run"), ("calibrate", "run"), ("predict", "run", "a.png")):
         expect(refused(*words), "Python", "lb.load")
 
 

@@ -19,10 +19,8 @@ from leanbayes.cli.tables import show
 from leanbayes.compression.file import compress
 from leanbayes.compression.quantisation import Precision
 from leanbayes.conversion import bayesianize
-from leanbayes.data import Batches
 from leanbayes.errors import LeanBayesError
 from leanbayes.evaluation import evaluate
-from leanbayes.evaluation.assessment import batch_size
 from leanbayes.files import written_whole
 from leanbayes.methods import METHODS, WeightSharing
 from leanbayes.plain import json_text
@@ -157,14 +155,7 @@ def _scorer(run: TrainedRun, options: CompressOptions) -> Callable[[BayesianMode
     data = run.data(options.root)
     if data.validation is None:
         raise LeanBayesError(f"{data.name} has no validation data to choose on: train with --validation-share above 0.")
-    batches = Batches(
-        data.validation,
-        batch_size(data.input_shape),
-        device=run.model.device,
-        shuffle=False,
-        normalise=data.normalise,
-        workers=run.record["config"]["recipe"]["workers"],
-    )
+    batches = run.batches(data, data.validation)
 
     def score(bnn: BayesianModel) -> float:
         scores: Any = evaluate(
@@ -198,6 +189,8 @@ def _shared(bnn: BayesianModel, trial: Trial) -> BayesianModel:
     method = WeightSharing(components=trial.components, bit_price=trial.bit_price, **changed)
     made = bayesianize(bnn, method)
     made.trained_rule = bnn.trained_rule
+    if vars(method.make_rule("moments")) == vars(bnn.method.make_rule("moments")):  # or they are of another pass
+        made.moment_scale = bnn.moment_scale
     return made
 
 

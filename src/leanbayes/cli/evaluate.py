@@ -8,10 +8,8 @@ from typing import Any, Literal
 from leanbayes.cli.options import RuleName, RunFolder, parse
 from leanbayes.cli.runs import TrainedRun, open_run
 from leanbayes.cli.tables import scores_table, show
-from leanbayes.data import Batches
 from leanbayes.errors import LeanBayesError
 from leanbayes.evaluation import costs_of, evaluate
-from leanbayes.evaluation.assessment import batch_size
 from leanbayes.plain import json_text
 from leanbayes.report.runs import in_columns
 from leanbayes.training.progress import say
@@ -70,14 +68,7 @@ def score(run: TrainedRun, options: EvaluateOptions) -> dict[str, Any]:
     dataset = data.test if options.split == "test" else data.validation
     if dataset is None:
         raise LeanBayesError(f"{data.name} has no {options.split} data: add some, or score the validation data.")
-    batches = Batches(
-        dataset,
-        batch_size(data.input_shape),
-        device=bnn.device,
-        shuffle=False,
-        normalise=data.normalise,
-        workers=run.record["config"]["recipe"]["workers"],
-    )
+    batches = run.batches(data, dataset)
     how: dict[str, Any] = {"samples": options.samples, "rule": options.rule}
     scores: dict[str, Any] = evaluate(bnn, batches.epoch(), seed=options.seed, target_scale=data.target_std, **how)
     costs = costs_of(bnn, next(batches.epoch())[0], repeats=3, **how)

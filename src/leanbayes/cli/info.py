@@ -11,6 +11,7 @@ from rich.table import Table
 
 from leanbayes import config
 from leanbayes.cli.options import parse
+from leanbayes.cli.runs import MODEL
 from leanbayes.cli.tables import show
 from leanbayes.errors import LeanBayesError
 from leanbayes.plain import json_text
@@ -44,7 +45,7 @@ def _info(path: Path, as_json: bool) -> None:
     if path.is_dir():
         record = read_record(path)
         found["run"] = {key: record[key] for key in ("status", "config", "scores", "costs", "versions", "machine")}
-        path = path / "model.safetensors"
+        path = path / MODEL
     if path.is_file():
         found["file"] = describe(path)
     if as_json:

@@ -15,7 +15,7 @@ from torch.utils.data import Dataset
 import leanbayes
 from leanbayes import config
 from leanbayes.cli.presets import OOD
-from leanbayes.cli.runs import TrainedRun
+from leanbayes.cli.runs import MODEL, TrainedRun
 from leanbayes.data import ArrayDataset, Batches, Data, fingerprint, read_images
 from leanbayes.data.images import IMAGE_SETS
 from leanbayes.errors import LeanBayesError, did_you_mean
@@ -54,7 +54,7 @@ def look_at(
         raise LeanBayesError(f"{data.name} has no test data to look at: add some.")
     method, seed = name or describe_method(run.model.method), run.record["config"]["recipe"]["seed"]
     key: dict[str, Any] = {
-        "model": _fingerprint(run.folder / "model.safetensors"),
+        "model": _fingerprint(run.folder / MODEL),
         "test": [fingerprint(data.test), *data.target_std],  # a table is standardised: its unit is not in it
         "leanbayes": leanbayes.__version__,
     }

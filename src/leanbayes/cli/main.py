@@ -26,6 +26,7 @@ Calibrated uncertainty for neural networks, at about the cost of a plain one.
   predict RUN IMAGES    label, probability and uncertainty of pictures (or mean and std for rows of a csv)
   compare [METHODS]     train several methods on one data set: one table of quality and cost, and a report
   report RUNS           one HTML file on trained runs: calibration, shift, what they have never seen, cost
+  calibrate RUN         bring predictions in one pass, without draws, in line with held-out labels
   compress RUN [OUT]    write a compact file: weights that share few Gaussians, entropy coded
   export RUN FILE       write the model as ONNX: mean and variance in one pass, without Python
   sensitivity RUN       which layers hold the weights that matter, which PBN makes Bayesian
@@ -86,6 +87,7 @@ def _run(words: list[str]) -> int:
 
 def _commands() -> dict[str, Callable[[list[str]], Action]]:
     """Import the commands: each reads its words, and returns what is to be done."""
+    from leanbayes.cli.calibrate import calibrate_run
     from leanbayes.cli.compare import compare
     from leanbayes.cli.compress import compress_run
     from leanbayes.cli.evaluate import evaluate_run
@@ -102,6 +104,7 @@ def _commands() -> dict[str, Callable[[list[str]], Action]]:
         "predict": predict_images,
         "compare": compare,
         "report": report,
+        "calibrate": calibrate_run,
         "compress": compress_run,
         "export": export_run,
         "sensitivity": sensitivity_of_run,

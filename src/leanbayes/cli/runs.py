@@ -3,22 +3,27 @@
 import contextlib
 import dataclasses
 import hashlib
+import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils.data import Dataset
 
 from leanbayes.bayesian import BayesianModel
 from leanbayes.cli.options import Task
-from leanbayes.data import Data, Normalise, load, read_image, read_table
+from leanbayes.data import Batches, Data, Normalise, load, read_image, read_table
 from leanbayes.errors import LeanBayesError
+from leanbayes.evaluation.assessment import batch_size
 from leanbayes.method import Method
 from leanbayes.methods import METHODS
 from leanbayes.models import build
 from leanbayes.saving import load as load_model
 from leanbayes.training import Recipe, fit, read_record
+
+MODEL = "model.safetensors"  # in the folder of a run
 
 
 @dataclass(frozen=True)
@@ -69,8 +74,17 @@ def _started(folder: Path, source: dict[str, Any], model: dict[str, Any]) -> tup
             f"The run in {folder} has held out {was['validation_share']:g} of the same data: use --validation-share "
             f"{was['validation_share']:g}, or what is held out here was trained on there."
         )
-    digest = hashlib.sha256((folder / "model.safetensors").read_bytes()).hexdigest()[:16]
-    return run.model, {"method": config["method"], "recipe": config.get("recipe"), "digest": digest}
+    return run.model, {"method": config["method"], "recipe": config.get("recipe"), "digest": _digest(run)}
+
+
+def _digest(run: "TrainedRun") -> str:
+    """Tell a model by its file as it was trained: factors of one pass may be fitted later, and no training has them."""
+    path, calibrated = run.folder / MODEL, run.model.moment_scale != (1.0, 1.0)
+    with tempfile.TemporaryDirectory() as folder:
+        if calibrated:
+            path, run.model.moment_scale = Path(folder) / MODEL, (1.0, 1.0)
+            run.model.save(path)
+        return hashlib.sha256(path.read_bytes()).hexdigest()[:16]
 
 
 def _option(text: str) -> tuple[str, Any]:
@@ -137,6 +151,17 @@ class TrainedRun:
         resize = source["resize"] and tuple(source["resize"])
         return load(source["name"], root, validation_share=source["validation_share"], resize=resize)
 
+    def batches(self, data: Data, dataset: Dataset[Any]) -> Batches:
+        """Give one of its splits in batches to predict, in their order."""
+        return Batches(
+            dataset,
+            batch_size(data.input_shape),
+            device=self.model.device,
+            shuffle=False,
+            normalise=data.normalise,
+            workers=self.record["config"]["recipe"]["workers"],
+        )
+
     def read(self, path: Path) -> Tensor:
         """Read a picture as the network was trained to see it: (1, channels, height, width)."""
         config = self.record["config"]
@@ -178,5 +203,5 @@ def open_run(folder: Path, device: str | None = None) -> TrainedRun:
         raise LeanBayesError(
             f"{folder} was trained from Python, with a network or data that have no name here: use lb.load."
         ) from None
-    bnn = load_model(folder / "model.safetensors", build(name, tuple(shape), outputs, **options)).eval()
+    bnn = load_model(folder / MODEL, build(name, tuple(shape), outputs, **options)).eval()
     return TrainedRun(folder, bnn.to(device or ("cuda" if torch.cuda.is_available() else "cpu")), record)
