@@ -12,7 +12,7 @@ from leanbayes.bayesian import BayesianModel
 from leanbayes.cli.options import RunFolder, parse
 from leanbayes.cli.runs import MODEL, TrainedRun, open_run
 from leanbayes.cli.tables import SHOWN, show
-from leanbayes.data import Data, fingerprint
+from leanbayes.data import Batches, Data, fingerprint
 from leanbayes.errors import LeanBayesError
 from leanbayes.evaluation import evaluate
 from leanbayes.plain import json_text
@@ -29,7 +29,8 @@ class CalibrateOptions:
     """Fit two factors, of the mean and of the std that one pass gives, on the held-out data of a trained run.
 
     They are kept in the run's model.safetensors, of which nothing else changes. From then on predictions in one pass
-    have them: those of evaluate and predict with --rule moments, and those of the files that export and compress write.
+    have them: those of evaluate and predict with --rule moments, and those of the file that export writes. Those of the
+    files that compress writes are fitted anew, to what None means here.
 
     Attributes:
         run: folder of the run.
@@ -76,17 +77,25 @@ def _calibrate(options: CalibrateOptions) -> None:
     data = run.data(options.root)
     _check_held_out(run, data)
     batches = run.batches(data, data.validation)
-    to: To = options.to or ("draws" if data.task == "regression" else "labels")
 
     def state() -> State:
         scores = evaluate(bnn, batches.epoch(), rule="moments", target_scale=data.target_std, details=False)
         return State(dict(zip(_FACTORS, bnn.moment_scale, strict=True)), scores)
 
     before = state()
-    bnn.calibrate_moments(batches.epoch(), options.samples, torch.Generator().manual_seed(options.seed), to=to)
+    to = fit_factors(bnn, data, batches, options.to, options.samples, options.seed)
     after = state()
     bnn.save(options.run / MODEL)
     _tell(options, to, batches.examples, before, after, _command(options.run, bnn))
+
+
+def fit_factors(
+    bnn: BayesianModel, data: Data, batches: Batches, to: To | None = None, samples: int = 30, seed: int = 0
+) -> To:
+    """Fit the factors of a model, and return what to: unless it is said, labels of classes, and draws of numbers."""
+    to = to or ("draws" if data.task == "regression" else "labels")
+    bnn.calibrate_moments(batches.epoch(), samples, torch.Generator().manual_seed(seed), to=to)
+    return to
 
 
 def _check_held_out(run: TrainedRun, data: Data) -> None:

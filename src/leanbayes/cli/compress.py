@@ -13,8 +13,9 @@ import tyro
 from rich.table import Table
 
 from leanbayes.bayesian import BayesianModel
+from leanbayes.cli.calibrate import fit_factors
 from leanbayes.cli.options import RunFolder, parse
-from leanbayes.cli.runs import TrainedRun, open_run
+from leanbayes.cli.runs import open_run
 from leanbayes.cli.tables import show
 from leanbayes.compression.file import compress
 from leanbayes.compression.quantisation import Precision
@@ -124,13 +125,27 @@ def _compress(options: CompressOptions, limit: int | None) -> None:
             f"compress one of {others}."
         )
     out = options.out or options.run / "model.lbc"
-    score = _scorer(run, options)
+    data = run.data(options.root)
+    if data.validation is None:
+        raise LeanBayesError(f"{data.name} has no validation data to choose on: train with --validation-share above 0.")
+    batches = run.batches(data, data.validation)
+
+    def score(bnn: BayesianModel) -> float:
+        how: dict[str, Any] = {"samples": options.samples, "seed": options.seed, "target_scale": data.target_std}
+        return float(evaluate(bnn, batches.epoch(), **how)["nll"])
+
+    def share(trial: Trial) -> BayesianModel:
+        made = _shared(run.model, trial)
+        if made is not run.model and run.model.moment_scale != (1.0, 1.0):  # it is calibrated, and shared otherwise
+            fit_factors(made, data, batches, seed=options.seed)
+        return made
+
     before = score(run.model)
     results: list[Result] = []
     with tempfile.TemporaryDirectory() as folder:
         kept = Path(folder) / "kept"
         chosen: Result | None = None
-        for result, path in _tried(run.model, score, Path(folder)):
+        for result, path in _tried(run.model, share, score, Path(folder)):
             results.append(result)
             print(f"{_words(result.trial)}: {result.bytes:,} bytes, NLL {result.nll:.4f}", file=sys.stderr, flush=True)
             if limit is not None:
@@ -150,23 +165,12 @@ def _compress(options: CompressOptions, limit: int | None) -> None:
     _tell(options, out, before, results, chosen)
 
 
-def _scorer(run: TrainedRun, options: CompressOptions) -> Callable[[BayesianModel], float]:
-    """Make what scores a model on the validation data."""
-    data = run.data(options.root)
-    if data.validation is None:
-        raise LeanBayesError(f"{data.name} has no validation data to choose on: train with --validation-share above 0.")
-    batches = run.batches(data, data.validation)
-
-    def score(bnn: BayesianModel) -> float:
-        scores: Any = evaluate(
-            bnn, batches.epoch(), seed=options.seed, target_scale=data.target_std, samples=options.samples
-        )
-        return float(scores["nll"])
-
-    return score
-
-
-def _tried(bnn: BayesianModel, score: Callable[[BayesianModel], float], folder: Path) -> Iterator[tuple[Result, Path]]:
+def _tried(
+    bnn: BayesianModel,
+    share: Callable[[Trial], BayesianModel],
+    score: Callable[[BayesianModel], float],
+    folder: Path,
+) -> Iterator[tuple[Result, Path]]:
     """Try one way after the other, each from the trained model on; what is scored is the file, loaded again."""
     network, trials = bnn.to_deterministic(), TRIALS
     if isinstance(bnn.posterior, SharedPosterior):
@@ -174,7 +178,7 @@ def _tried(bnn: BayesianModel, score: Callable[[BayesianModel], float], folder: 
     for number, trial in enumerate(trials):
         path = folder / str(number)
         try:
-            made = compress(_shared(bnn, trial), path, values=trial.precision, rest=trial.precision)
+            made = compress(share(trial), path, values=trial.precision, rest=trial.precision)
         except LeanBayesError as error:  # a small network has too few weights for many components
             print(f"{_words(trial)}: {error}", file=sys.stderr, flush=True)
             continue
@@ -189,8 +193,6 @@ def _shared(bnn: BayesianModel, trial: Trial) -> BayesianModel:
     method = WeightSharing(components=trial.components, bit_price=trial.bit_price, **changed)
     made = bayesianize(bnn, method)
     made.trained_rule = bnn.trained_rule
-    if vars(method.make_rule("moments")) == vars(bnn.method.make_rule("moments")):  # or they are of another pass
-        made.moment_scale = bnn.moment_scale
     return made
 
 
