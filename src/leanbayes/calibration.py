@@ -7,8 +7,9 @@ nearest to the mean ones p̂ of the draws: over all outcomes of all examples the
 
 with m, v those of one pass. p̂ is right on average however few the draws. To match variances instead is to match them
 where most examples are, which is where the network is sure, and not where they matter. With labels in place of the
-draws, p̂ is 1 for what was the case, and the sum is their negative log-likelihood. Other outputs have no probabilities,
-and there
+draws, p̂ is 1 for what was the case, and the sum is their negative log-likelihood; to it comes that of a prior,
+log a, log b ~ N(0, ½²), without which labels that the network all gets right would ask for a mean without bound, and
+those that tell nothing of the std for any. Other outputs have no probabilities, and there
 
     a = Σ m·m̂ / Σ m²,      log b = mean ½ log(v̂ / v),
 
@@ -33,6 +34,7 @@ if TYPE_CHECKING:
 
 _LOGITS, _OUTCOMES = 1 << 13, 64  # of a batch that are kept at most, but at least as many outcomes
 _LEAST = 1e-30  # a variance with a root that has a gradient, and a probability with a logarithm
+_PRIOR_STD = 0.5  # of the logarithms of the factors, where these are fitted to labels
 _NAN = "The outputs contain NaN: clean the inputs of calibrate_moments()."
 _NOTHING = "calibrate_moments() got no batches whose outputs vary: pass some held-out inputs."
 
@@ -131,7 +133,7 @@ def _to_labels(bnn: "BayesianModel", batches: Iterable[Any]) -> tuple[float, flo
         raise LeanBayesError(_NAN)
     if not any((outcomes.variance > 0).any() for outcomes in kept):
         raise LeanBayesError(_NOTHING)
-    return _nearest(kept, (1.0, 1.0))
+    return _nearest(kept, (1.0, 1.0), _PRIOR_STD**-2)
 
 
 def _one_pass(bnn: "BayesianModel", x: Any) -> tuple[Tensor, Tensor]:
@@ -153,15 +155,20 @@ def _some(logits: Tensor) -> Tensor:
     return logits if count <= most else logits[torch.arange(most, device=logits.device) * count // most]
 
 
-def _nearest(kept: Sequence[_Outcomes], start: tuple[float, float]) -> tuple[float, float]:
-    """Go from a start to the factors with the least cross entropy, by L-BFGS on their logarithms."""
+def _nearest(kept: Sequence[_Outcomes], start: tuple[float, float], precision: float = 0.0) -> tuple[float, float]:
+    """Go from a start to the factors with the least cross entropy, by L-BFGS on their logarithms.
+
+    precision: of a Gaussian around 0, where their logarithms have such a prior.
+    """
     logs = torch.tensor([math.log(max(factor, _LEAST)) for factor in start], dtype=torch.float64, requires_grad=True)
     count = sum(len(outcomes.loc) for outcomes in kept)
     optimiser = torch.optim.LBFGS([logs], max_iter=100, line_search_fn="strong_wolfe")
 
     def cross_entropy() -> float:
         optimiser.zero_grad()
-        total = 0.0
+        prior = 0.5 * precision * logs.square().sum() / count
+        prior.backward()
+        total = prior.item()
         for loc, variance, probs in kept:
             mean, std = logs.to(loc.device).exp()
             ours, _ = softmax_means(mean * loc, std.square() * variance.clamp_min(_LEAST))
