@@ -1,6 +1,7 @@
 """The headline: rows of runs and files, the table with papers, costs and targets, pictures, and times to predict."""
 
 import contextlib
+import hashlib
 import json
 import math
 import runpy
@@ -20,6 +21,7 @@ from leanbayes.cli import main
 from leanbayes.cli.runs import open_run
 from leanbayes.data import load
 from leanbayes.evaluation.assessment import some
+from leanbayes.models import build
 
 ROOT = Path(__file__).parent.parent
 EXPERIMENTS = ROOT / "experiments"
@@ -89,6 +91,24 @@ def images(split: str) -> tuple[Tensor, Tensor]:
 
 def nll(probs: Tensor, y: Tensor) -> float:
     return -probs.double()[torch.arange(len(y)), y].log().mean().item()
+
+
+# -- the file that is in the repository -------------------------------------------------------------------------------
+
+
+def test_the_file_of_the_headline_is_here_and_is_the_one_that_was_scored() -> None:
+    folder = EXPERIMENTS / "results" / "headline"
+    (path,) = folder.glob("*.lbc")
+    rows = [row for row in found(folder / "long.json")["results"] if row.get("file")]
+    ways = {row["way"] for row in rows if row["digest"] == hashlib.sha256(path.read_bytes()).hexdigest()[:16]}
+    assert {"30 draws", "100 draws", *PASSES} == ways
+    assert {row["bytes"] for row in rows if row["name"] == "composition, for one pass"} == {path.stat().st_size}
+    torch.manual_seed(0)
+    bnn = lb.load(path, build("resnet-18", (3, 32, 32), 10)).eval()
+    assert bnn.posterior.variance().count_nonzero() < 0.05 * bnn.layout.numel
+    image = torch.randn(1, 3, 32, 32)
+    for how in ({"samples": 2}, {"rule": "moments"}):
+        assert bnn.predict(image, **how).probs.sum().item() == pytest.approx(1, abs=1e-5)
 
 
 # -- rows -------------------------------------------------------------------------------------------------------------

@@ -5,7 +5,7 @@ import itertools
 import json
 import math
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -98,7 +98,7 @@ def read_settings(header: dict[str, Any], model: nn.Module, path: str | os.PathL
         get_rule(rule)
         trained_rule = trained_rule and get_rule(trained_rule).name
         frozen = frozenset(header["frozen"])
-        mean_factor, std_factor = map(float, header.get("moment_scale", (1.0, 1.0)))  # older files have none
+        scale = moment_scale_of(header)
         if not isinstance(method, Method) or not isinstance(likelihood, Likelihood):
             raise TypeError("method or likelihood")
     except (KeyError, TypeError, AttributeError, ValueError) as error:
@@ -106,7 +106,6 @@ def read_settings(header: dict[str, Any], model: nn.Module, path: str | os.PathL
             raise
         raise FileFormatError(f"The header of {path} is damaged ({error}): save the model again.") from None
     _check_network(layout, model, path)
-    scale = mean_factor, std_factor
     return Settings(method, likelihood, layout, report, rule, trained_rule, scale, frozen)
 
 
@@ -135,6 +134,12 @@ def load(path: str | os.PathLike[str], model: nn.Module) -> BayesianModel:
     return settings.give(bnn)
 
 
+def moment_scale_of(header: Mapping[str, Any]) -> tuple[float, float]:
+    """Read the factors of one pass; older files have none."""
+    mean, std = map(float, header.get("moment_scale", (1.0, 1.0)))
+    return mean, std
+
+
 def describe(path: str | os.PathLike[str]) -> dict[str, Any]:
     """Tell what a saved file holds, from its header alone: settings, Bayesian weights, and the bytes of each part."""
     if is_compact(path):
@@ -145,6 +150,7 @@ def describe(path: str | os.PathLike[str]) -> dict[str, Any]:
     try:
         layout = Layout.from_json(header["layout"])
         found = {key: header[key] for key in ("version", "method", "likelihood", "rule", "trained_rule")}
+        found["moment_scale"] = moment_scale_of(header)
     except (KeyError, TypeError, ValueError) as error:
         raise FileFormatError(f"The header of {path} is damaged ({error}): save the model again.") from None
     found["bytes"] = Path(path).stat().st_size

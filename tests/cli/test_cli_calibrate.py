@@ -292,3 +292,12 @@ def test_data_that_are_others_than_those_of_the_training_are_warned_of(cli: Cli,
 
 def test_labels_need_no_draws(cli: Cli, run: Path) -> None:
     assert calibrate(cli, run)["after"] == calibrate(cli, run, "--seed", 1, "--samples", 2)["after"]
+
+
+def test_info_tells_the_factors(cli: Cli, run: Path) -> None:
+    assert re.search(r"^ one pass +not calibrated", cli("info", run).out, re.MULTILINE)
+    mean, std = fitted(calibrate(cli, run)["after"])
+    assert json.loads(cli("info", run, "--json").out)["file"]["moment_scale"] == [mean, std]
+    assert re.search(rf"^ one pass +mean × {mean:.4g}, std × {std:.4g}", cli("info", run).out, re.MULTILINE)
+    cli("compress", run)
+    assert json.loads(cli("info", run / "model.lbc", "--json").out)["file"]["moment_scale"] != [1, 1]

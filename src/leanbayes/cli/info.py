@@ -88,15 +88,15 @@ def _file_lines(path: Path, file: dict[str, Any]) -> list[tuple[str, str]]:
     if not file:
         return []
     weights = f"{file['bayesian_weights']:,} of {file['weights']:,}"
+    mean, std = file["moment_scale"]
+    factors = "not calibrated" if mean == std == 1 else f"mean × {mean:.4g}, std × {std:.4g}"
     return [
         ("file", f"{path}, {file['bytes']:,} bytes"),
         ("method", _settings(file["method"])),
         ("likelihood", _settings(file["likelihood"])),
         ("rule", f"{file['rule']}, trained with {file['trained_rule'] or 'none yet'}"),
-        (
-            "Bayesian weights",
-            f"{weights} in {len(file['layers'])} parameters",
-        ),
+        *([("one pass", factors)] if file["bayesian_weights"] else []),
+        ("Bayesian weights", f"{weights} in {len(file['layers'])} parameters"),
     ]
 
 

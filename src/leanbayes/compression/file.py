@@ -25,7 +25,7 @@ from leanbayes.conversion import assemble
 from leanbayes.errors import FileFormatError, LeanBayesError
 from leanbayes.layout import Layout
 from leanbayes.posteriors.shared import SharedPosterior
-from leanbayes.saving import load_tensors, read_settings, settings_of, without_aliases
+from leanbayes.saving import load_tensors, moment_scale_of, read_settings, settings_of, without_aliases
 
 _CODED = {f"posterior.{name}" for name in (*GAUSSIAN, "labels", "blended", "partners", "logits")}
 _CENTRE = "posterior.prior.loc"
@@ -135,6 +135,7 @@ def describe_compact(path: str | os.PathLike[str]) -> dict[str, Any]:
     try:
         layout = Layout.from_json(header["layout"])
         found = {key: header[key] for key in ("method", "likelihood", "rule", "trained_rule", "bayesian_weights")}
+        found["moment_scale"] = moment_scale_of(header)
     except (KeyError, TypeError, AttributeError, ValueError) as error:
         raise FileFormatError(f"{path} is damaged ({error}): compress the model again.") from None
     length = Path(path).stat().st_size
