@@ -8,12 +8,12 @@ its network, on some test images: by draws, and in one pass without factors and 
 
 import argparse
 import itertools
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 from asking import as_script, command_of, named_path, with_places
-from sharing_files import Judge
+from sharing_files import Judge, Terms
 
 import leanbayes as lb
 from leanbayes.cli.runs import method_name, open_run
@@ -39,13 +39,13 @@ def options() -> argparse.Namespace:
     return with_places(parser).parse_args()
 
 
-def ways(bnn: lb.BayesianModel, judge: Judge) -> Iterator[tuple[str, dict[str, Any]]]:
+def ways(bnn: lb.BayesianModel, judge: Judge, wished: Sequence[str]) -> Iterator[tuple[str, dict[str, Any]]]:
     """Score one pass with each kind of factors, and draws."""
     test = judge.data.test
     assert test is not None
     likelihood = bnn.likelihood
     for by, name in FACTORS.items():
-        if by not in judge.args.ways:
+        if by not in wished:
             continue
         bnn.moment_scale = (1.0, 1.0)
         if by == LABELS:
@@ -55,15 +55,16 @@ def ways(bnn: lb.BayesianModel, judge: Judge) -> Iterator[tuple[str, dict[str, A
             judge.calibrate(bnn)
             bnn.likelihood = likelihood
         yield f"one pass, factors {name}", {"factors": bnn.moment_scale, **judge.outcome(bnn, test, rule="moments")[0]}
-    if DRAWS in judge.args.ways:
-        yield f"{judge.args.samples} draws", judge.outcome(bnn, test, samples=judge.args.samples)[0]
+    if DRAWS in wished:
+        samples = judge.terms.samples
+        yield f"{samples} draws", judge.outcome(bnn, test, samples=samples)[0]
 
 
 def main() -> None:
     """Score all, and write what was found after each."""
     args = options()
     run = open_run(args.run, args.device)
-    judge = Judge(argparse.Namespace(**vars(args), train_examples=None, ood=[], ood_examples=1), run)
+    judge = Judge(run, Terms.asked(args))
     settings = run.record["config"]
     words = [
         args.run.resolve().name,
@@ -83,7 +84,7 @@ def main() -> None:
     for title, path in models:
         bnn = run.model if path is None else lb.load(path, run.model.to_deterministic()).eval().to(judge.device)
         found = record["results"][title] = {}
-        for way, scores in ways(bnn, judge):
+        for way, scores in ways(bnn, judge, args.ways):
             found[way] = scores
             print(f"{title}, {way}: " + ", ".join(f"{key} {value}" for key, value in scores.items()), flush=True)
             if args.out is not None:

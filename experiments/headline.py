@@ -26,7 +26,7 @@ import torch
 from asking import as_script, named_path
 from headline_rows import ONE_PASS, name_of
 from one_pass import best_temperature, mean_logits, thinned
-from sharing_files import Judge
+from sharing_files import Judge, Terms
 from torch import Tensor, nn
 from trained import folders
 
@@ -70,7 +70,6 @@ def options() -> argparse.Namespace:
     parser.add_argument("--seed", type=int, default=0, help="of the draws and the corruptions")
     parser.add_argument("--device", choices=("cpu", "cuda"), help="default: the GPU, if there is one")
     parser.add_argument("--root", type=Path, help="folder that holds the data sets")
-    parser.set_defaults(train_examples=None)
     return parser.parse_args()
 
 
@@ -274,7 +273,7 @@ def subjects(args: argparse.Namespace, places: Iterable[Path]) -> Iterator[tuple
             raise LeanBayesError(f"{place} and {first.folder} differ in data or network: give runs of one task.")
         share = run.record["config"]["source"]["validation_share"]
         if share not in judges:
-            judges[share] = Judge(args, run)
+            judges[share] = Judge(run, Terms.asked(args))
         yield of_run(run, judges[share]), run
     assert first is not None
     for name, path in args.file:

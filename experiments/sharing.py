@@ -21,7 +21,7 @@ from typing import Any, get_args
 
 from asking import PLACES, as_script, command_of, with_places
 from sharing_figures import boxes, curve_drawing, density, density_drawing, draw_boxes, plane
-from sharing_files import Judge, Row, complete, counts_of, line, method_for, of_file, shared, shared_rows
+from sharing_files import Judge, Row, Terms, complete, counts_of, line, method_for, of_file, shared, shared_rows
 from sharing_tables import INT8
 from trained import Found, about, folders
 
@@ -113,7 +113,7 @@ def or_none(text: str) -> float | None:
 def curve(args: argparse.Namespace) -> Found:
     """Score files of many sizes beside the run itself, and other runs."""
     run = open_run(args.run, args.device)
-    judge = Judge(args, run)
+    judge = Judge(run, Terms.asked(args))
     record = begun(args, run, judge)
     known = [row["run"] for row in record["compared"]]
     for place in itertools.chain([args.run], *map(folders, args.beside)):
@@ -196,7 +196,7 @@ def write(args: argparse.Namespace, record: dict[str, Any]) -> None:
 def int8(args: argparse.Namespace) -> Found:
     """Quantise a mean-field run to INT8 with σ in few bits, and let it share, too."""
     run = open_run(args.run, args.device)
-    judge = Judge(args, run)
+    judge = Judge(run, Terms.asked(args))
     record = begun(args, run, judge)
     if not record["compared"]:
         record["compared"].append(as_it_is(run, judge))
@@ -224,7 +224,7 @@ def files(args: argparse.Namespace) -> Found:
         if not isinstance(run.model.posterior, SharedPosterior):
             print(f"{place.name} shares no weights, and is left out.", flush=True)
             continue
-        judge = judge or Judge(args, run)
+        judge = judge or Judge(run, Terms.asked(args))
         settings = about(run)
         record = record or {**record_of(args, run, judge), "results": []}
         judge.calibrate(run.model)
@@ -247,7 +247,7 @@ def files(args: argparse.Namespace) -> Found:
 def figures(args: argparse.Namespace) -> Found:
     """Look at the weights before and after they share, and at the confidence of both models."""
     run = open_run(args.run, args.device)
-    judge = Judge(args, run)
+    judge = Judge(run, Terms.asked(args))
     if args.shared is not None:
         after = open_run(args.shared, args.device).model
         if not isinstance(after.posterior, SharedPosterior):

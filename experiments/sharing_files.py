@@ -8,7 +8,7 @@ import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import torch
 from torch import nn
@@ -41,27 +41,47 @@ Row = dict[str, Any]
 # -- how a model is judged --------------------------------------------------------------------------------------------
 
 
+@dataclasses.dataclass(frozen=True)
+class Terms:
+    """How a model is judged, as command lines ask: with how many draws, on how many examples, and on which others."""
+
+    root: Path | None
+    seed: int
+    samples: int
+    calibration: int
+    examples: int | None
+    train_examples: int | None = None
+    ood: Sequence[str] = ()
+    ood_examples: int = 1
+
+    @classmethod
+    def asked(cls, args: argparse.Namespace) -> Self:
+        """Take those that a command line has asked for."""
+        known = [field.name for field in dataclasses.fields(cls) if hasattr(args, field.name)]
+        return cls(**{name: getattr(args, name) for name in known})
+
+
 class Judge:
     """The data of a run, and what is told of a model on them."""
 
-    def __init__(self, args: argparse.Namespace, run: TrainedRun) -> None:
-        data = run.data(args.root)
+    def __init__(self, run: TrainedRun, terms: Terms) -> None:
+        data = run.data(terms.root)
         if data.task != "classification" or data.test is None:
             raise LeanBayesError(f"{data.name} has no test data with classes: give a run on others.")
-        self.args, self.device = args, run.model.device
-        limits = {"train": args.train_examples, "validation": args.examples, "test": args.examples}
-        parts: Any = {name: some(getattr(data, name), limit, args.seed) for name, limit in limits.items()}
+        self.terms, self.device = terms, run.model.device
+        limits = {"train": terms.train_examples, "validation": terms.examples, "test": terms.examples}
+        parts: Any = {name: some(getattr(data, name), limit, terms.seed) for name, limit in limits.items()}
         self.data = dataclasses.replace(data, **parts)
-        look = Look(ood_examples=args.ood_examples, seed=args.seed)
-        self.others = ood_sets(args.ood, self.data, args.root, look, self.device)[0]
+        look = Look(ood_examples=terms.ood_examples, seed=terms.seed)
+        self.others = ood_sets(terms.ood, self.data, terms.root, look, self.device)[0]
 
     def batches(self, dataset: Dataset[Any], limit: int | None = None, augmented: bool = False) -> Iterator[Any]:
         """Give batches: in a fixed order, or augmented and shuffled as in a training."""
         return Batches(
-            some(dataset, limit, self.args.seed),
+            some(dataset, limit, self.terms.seed),
             batch_size(self.data.input_shape),
             device=self.device,
-            seed=self.args.seed,
+            seed=self.terms.seed,
             shuffle=augmented,
             augment=self.data.augment if augmented else None,
             normalise=self.data.normalise,
@@ -70,7 +90,7 @@ class Judge:
     def outcome(self, bnn: lb.BayesianModel, dataset: Dataset[Any], **how: Any) -> tuple[Row, ClassOutcome]:
         """Predict, and return scores and outcomes."""
         scores = Scores(ignored(bnn), details=True)
-        for prediction, y in predictions(bnn, self.batches(dataset), seed=self.args.seed, **how):
+        for prediction, y in predictions(bnn, self.batches(dataset), seed=self.terms.seed, **how):
             scores.update(prediction, y)
         found, values = scores.outcome(), scores.compute()
         assert isinstance(found, ClassOutcome)
@@ -82,8 +102,8 @@ class Judge:
         scores, inside = self.outcome(bnn, self.data.test, **how)
         ood = {}
         for name, dataset in self.others.items():
-            batches = self.batches(dataset, self.args.ood_examples)
-            seen = predictions(bnn, batches, seed=self.args.seed, **how)
+            batches = self.batches(dataset, self.terms.ood_examples)
+            seen = predictions(bnn, batches, seed=self.terms.seed, **how)
             doubts = torch.cat([prediction.entropy for prediction, _ in seen])
             ood[name] = {"examples": len(doubts), **detection_scores(inside.entropy.cpu(), doubts.cpu())}
         return {**scores, "ood": ood}
@@ -92,7 +112,7 @@ class Judge:
         """Score with draws, on held-out and on test data, and by one pass; a plain network knows one way alone."""
         one_pass = bnn.trained_rule == "moments"
         random = (one_pass or bnn.current_rule.random) and bnn.members is None and bnn.layout.numel > 0
-        draws: dict[str, Any] = {"samples": self.args.samples if random else None}
+        draws: dict[str, Any] = {"samples": self.terms.samples if random else None}
         draws |= {"rule": "sample"} if one_pass else {}
         test = {"draws": self.tested(bnn, **draws)}
         found = {"held_out": self.outcome(bnn, self.data.validation, **draws)[0], "test": test}
@@ -106,8 +126,8 @@ class Judge:
         """Fit the two factors of one pass to draws on held-out data, unless the model was trained by one pass."""
         if bnn.trained_rule == "moments":
             return
-        generator = torch.Generator().manual_seed(self.args.seed)
-        bnn.calibrate_moments(self.batches(self.data.validation, self.args.calibration), self.args.samples, generator)
+        generator = torch.Generator().manual_seed(self.terms.seed)
+        bnn.calibrate_moments(self.batches(self.data.validation, self.terms.calibration), self.terms.samples, generator)
 
     def by_labels(self, bnn: lb.BayesianModel) -> lb.BayesianModel:
         """Return a copy whose factors of one pass are fitted to the labels of all held-out data."""
@@ -134,7 +154,7 @@ def shared(bnn: lb.BayesianModel, method: lb.WeightSharing, judge: Judge) -> lb.
     made = lb.bayesianize(bnn, method, data=batches).eval()
     made.trained_rule = bnn.trained_rule
     inputs = (x for x, _ in judge.batches(judge.data.train, REFRESH_EXAMPLES, augmented=True))
-    made.refresh_batchnorm(inputs, torch.Generator().manual_seed(judge.args.seed))
+    made.refresh_batchnorm(inputs, torch.Generator().manual_seed(judge.terms.seed))
     return made
 
 

@@ -336,11 +336,15 @@ def test_the_settings_are_those_of_the_paper(monkeypatch: pytest.MonkeyPatch) ->
 
 
 def test_the_page_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    block, of_headline = re.findall(r"```python\n(.*?)```", (ROOT / "docs" / "sharing.md").read_text(), re.DOTALL)
+    monkeypatch.chdir(ROOT)
+    names: dict[str, Any] = {}
+    exec(of_headline, names)
+    assert names["bnn"].layout.numel > 11e6
     monkeypatch.chdir(tmp_path)
-    (block,) = re.findall(r"```python\n(.*?)```", (ROOT / "docs" / "sharing.md").read_text(), re.DOTALL)
     x = torch.randn(64, 20, generator=torch.Generator().manual_seed(0))
     network = nn.Sequential(nn.Linear(20, 100), nn.ReLU(), nn.Linear(100, 2))
-    names: dict[str, Any] = {"lb": lb, "model": network, "train_set": TensorDataset(x, (x[:, 0] > 0).long())}
+    names = {"lb": lb, "model": network, "train_set": TensorDataset(x, (x[:, 0] > 0).long())}
     exec(block.replace("epochs=30", "epochs=1").replace("components=256", "components=4"), names)
     assert names["file"].bytes == (tmp_path / "model.lbc").stat().st_size
     assert isinstance(names["bnn"].posterior, SharedPosterior)
