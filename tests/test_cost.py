@@ -13,7 +13,8 @@ from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
-from leanbayes.cost import Cost, CostCounter, FlopCounter, Flops, PeakMemory, count_cost
+from leanbayes.cost import Cost, CostCounter, PeakMemory, count_cost
+from leanbayes.flops import FlopCounter, Flops
 
 N = 1000  # entries of a vector
 F4 = 4  # bytes of a float32

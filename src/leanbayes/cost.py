@@ -1,8 +1,8 @@
-"""What a computation costs, on any device: the bytes its kernels move, how many, its FLOPs, and its peak memory."""
+"""What a computation costs, on any device: the bytes its kernels move, how many, and its peak memory."""
 
 import math
 import weakref
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -31,17 +31,6 @@ _FIRST_UNREAD = frozenset(
 _LOOKUPS = frozenset("embedding gather index index_select take _unsafe_index".split())
 # Annotated as if they wrote the gradients, which they do only to unscale them.
 _OPTIMISERS = frozenset("_fused_adagrad_ _fused_adam_ _fused_adamw_ _fused_sgd_".split())
-# Products with a matrix, and the names of what is multiplied. (Two vectors are no more work than a sum.)
-_MATRIX_PRODUCTS = {
-    **dict.fromkeys(("mm", "bmm", "_int_mm", "_scaled_mm"), ("self", "mat2")),
-    **dict.fromkeys(("addmm", "_addmm_activation"), ("mat1", "mat2")),
-    **dict.fromkeys(("baddbmm", "addbmm"), ("batch1", "batch2")),
-    "mv": ("self", "vec"),
-    "addmv": ("mat", "vec"),
-}
-_CONVOLUTIONS = frozenset("convolution _convolution convolution_overrideable convolution_backward".split())
-_RECURRENT = ("_cudnn_rnn", "miopen_rnn", "mkldnn_rnn_layer")
-_FUSED_LAYERS = frozenset("_native_multi_head_attention _transformer_encoder_layer_fwd".split())
 
 
 @dataclass(frozen=True)
@@ -74,7 +63,7 @@ class Cost:
         return "\n".join(lines)
 
 
-class _Observer(TorchDispatchMode):
+class Observer(TorchDispatchMode):
     """Shows each operation run inside the block, backward too, to `observe`."""
 
     def __torch_dispatch__(
@@ -83,7 +72,7 @@ class _Observer(TorchDispatchMode):
         kwargs = kwargs or {}
         # In inference mode an operation arrives here before torch has cut it into those that do the work. For nested
         # tensors it does not: they have operations of their own.
-        nested = _any_nested((args, kwargs))
+        nested = any_nested((args, kwargs))
         if not nested and torch._C._dispatch_has_kernel_for_dispatch_key(func.name(), _COMPOSITE):
             with self:
                 return func._op_dk(_COMPOSITE, *args, **kwargs)
@@ -93,10 +82,11 @@ class _Observer(TorchDispatchMode):
         return result
 
     def observe(self, func: OpOverload, arguments: dict[str, Any], result: Any) -> None:
+        """See an operation with its arguments by name, and what it returned."""
         raise NotImplementedError  # abstract
 
 
-class CostCounter(_Observer):
+class CostCounter(Observer):
     """Counts the kernels of everything run inside the block, backward too, and the bytes they read and write.
 
     An operation, a custom one too, reads each distinct piece of memory among its inputs once and writes each of its
@@ -135,73 +125,7 @@ def count_cost(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Cost:
     return counter.cost
 
 
-@dataclass(frozen=True)
-class Flops:
-    """FLOPs of products: `dense` counts each in full, `effective` leaves out what is multiplied by a weight of 0."""
-
-    dense: int = 0
-    effective: int = 0
-
-    def __add__(self, other: "Flops") -> "Flops":
-        return Flops(self.dense + other.dense, self.effective + other.effective)
-
-    def __mul__(self, times: int) -> "Flops":
-        return Flops(self.dense * times, self.effective * times)
-
-
-class FlopCounter(_Observer):
-    """Counts the FLOPs of the products run inside the block, backward too: matrices, convolutions, attention, RNNs.
-
-    A multiply-add is 2 FLOPs; padding and masked positions count, and elementwise work does not: the usual convention.
-    `effective` multiplies a product by the density of its weight, the share of entries that are not exactly 0; of two
-    weights the last one's. The zeros of activations never count. A weight is what lies in the memory of `weights`,
-    or was computed from them and from constants alone without a product, as a cast, a mask or a parametrisation does.
-    In a backward pass the weight's own gradient is no product with it, and is counted in full.
-    """
-
-    def __init__(self, weights: Iterable[Tensor] = (), constants: Iterable[Tensor] = ()) -> None:
-        super().__init__()
-        self.flops = Flops()
-        self._weights: dict[int, Tensor] = {}
-        # Memory that holds what does not depend on the inputs, and whether weights went into it.
-        self._derived: dict[int, bool] = {_storage(tensor): False for tensor in constants}
-        self.add_weights(weights)
-
-    def add_weights(self, weights: Iterable[Tensor]) -> None:
-        """Take these for weights too, from now on."""
-        self._weights |= {_storage(tensor): tensor for tensor in weights}
-
-    def observe(self, func: OpOverload, arguments: dict[str, Any], result: Any) -> None:
-        products = _products(func, arguments, result)
-        for flops, operands in products:
-            self.flops += Flops(flops, self._effective(flops, operands))
-        given = None if func is torch.ops.aten.lift_fresh.default else arguments  # which is what `torch.tensor` made
-        kinds = [self._is_weight(tensor) for tensor in _tensors(given)]
-        if products or None in kinds:
-            for tensor in _tensors(result):
-                self._derived.pop(_storage(tensor), None)  # written over, if it was there
-            return
-        for tensor in _tensors(result):
-            key = _storage(tensor)
-            if key in self._weights:
-                continue
-            if key not in self._derived:
-                weakref.finalize(tensor.untyped_storage(), self._derived.pop, key, None).atexit = False
-            self._derived[key] = any(kinds) or self._derived.get(key, False)
-
-    def _is_weight(self, tensor: Tensor) -> bool | None:
-        """True for a weight, False for a constant, None for what may depend on the inputs."""
-        key = _storage(tensor)
-        return True if key in self._weights else self._derived.get(key)
-
-    def _effective(self, flops: int, operands: Sequence[Tensor]) -> int:
-        weights = [tensor for tensor in operands if self._is_weight(tensor)]
-        if not weights or flops == 0:
-            return flops
-        return flops // weights[-1].numel() * int(weights[-1].count_nonzero())
-
-
-class PeakMemory(_Observer):
+class PeakMemory(Observer):
     """Tracks the bytes of the memory allocated inside the block that are alive at once: `live_bytes`, `peak_bytes`.
 
     What was there before the block does not count, nor does scratch memory inside a kernel.
@@ -216,10 +140,10 @@ class PeakMemory(_Observer):
     def observe(self, func: OpOverload, arguments: dict[str, Any], result: Any) -> None:
         # `torch.tensor(...)` allocates out of sight and shows its memory only as what this operation is given.
         given = None if func is torch.ops.aten.lift_fresh.default else arguments
-        old = {_storage(tensor) for tensor in _tensors(given)} | self._live
-        for tensor in _tensors(result):
-            if _storage(tensor) not in old:
-                old.add(_storage(tensor))
+        old = {storage_of(tensor) for tensor in tensors_in(given)} | self._live
+        for tensor in tensors_in(result):
+            if storage_of(tensor) not in old:
+                old.add(storage_of(tensor))
                 self._add(tensor.untyped_storage())
 
     def _add(self, storage: torch.UntypedStorage) -> None:
@@ -234,9 +158,9 @@ class PeakMemory(_Observer):
         self.live_bytes -= size
 
 
-def _tensors(value: Any) -> Iterator[Tensor]:
+def tensors_in(value: Any) -> Iterator[Tensor]:
     """All tensors in lists of lists, tuples and dicts; of nested tensors their buffers."""
-    return map(_buffer, _leaves(value))
+    return map(buffer_of, _leaves(value))
 
 
 def _leaves(value: Any) -> Iterator[Tensor]:
@@ -249,16 +173,17 @@ def _leaves(value: Any) -> Iterator[Tensor]:
         yield from _leaves(list(value.values()))
 
 
-def _any_nested(value: Any) -> bool:
+def any_nested(value: Any) -> bool:
+    """Whether there is a nested tensor among them."""
     return any(tensor.is_nested for tensor in _leaves(value))
 
 
-def _buffer(tensor: Tensor) -> Tensor:
+def buffer_of(tensor: Tensor) -> Tensor:
     """The tensor that holds the elements: of a nested one those of all its parts, one after the other."""
     return tensor.values() if tensor.is_nested else tensor
 
 
-def _storage(tensor: Tensor) -> int:
+def storage_of(tensor: Tensor) -> int:
     """What identifies the memory that a tensor lies in."""
     if tensor.layout is not torch.strided:
         raise TypeError(f"The cost of tensors of layout {tensor.layout} is not known; measure dense tensors.")
@@ -280,7 +205,7 @@ def _region(tensor: Tensor) -> tuple[Any, int]:
             dims.append((stride, size))
     entries = math.prod(size for _, size in dims)
     extent = 1 + sum(stride * (size - 1) for stride, size in dims)  # less than the entries where windows overlap
-    return (_storage(tensor), tensor.storage_offset(), tuple(dims)), min(entries, extent) * tensor.element_size()
+    return (storage_of(tensor), tensor.storage_offset(), tuple(dims)), min(entries, extent) * tensor.element_size()
 
 
 def _bytes_moved(func: OpOverload, bound: dict[str, Any], result: Any) -> int:
@@ -289,9 +214,9 @@ def _bytes_moved(func: OpOverload, bound: dict[str, Any], result: Any) -> int:
     if name in _FREE or torch.Tag.inplace_view in func.tags:
         return 0
     written = _written_arguments(func, name, bound)
-    given = {_storage(tensor) for tensor in _tensors(bound)}
-    results = list(_tensors(result))
-    new = [tensor for tensor in results if _storage(tensor) not in given]
+    given = {storage_of(tensor) for tensor in tensors_in(bound)}
+    results = list(tensors_in(result))
+    new = [tensor for tensor in results if storage_of(tensor) not in given]
     if results and not new and not written:
         return 0  # a view, annotated as one or not
     writes = dict(map(_region, new))
@@ -299,7 +224,7 @@ def _bytes_moved(func: OpOverload, bound: dict[str, Any], result: Any) -> int:
     touched = _entries_touched(name, bound)
     reads: dict[Any, int] = {}
     for argument in func._schema.arguments:
-        for region, size in map(_region, _tensors(bound.get(argument.name))):
+        for region, size in map(_region, tensors_in(bound.get(argument.name))):
             if argument.name == first and touched is not None:
                 size = min(size, touched * bound[argument.name].element_size())
             if argument.name in written:
@@ -345,58 +270,3 @@ def _entries_touched(name: str, bound: dict[str, Any]) -> int | None:
     if name in ("scatter_", "scatter_add_", "scatter_reduce_"):
         return bound["index"].numel()
     return None
-
-
-def _products(func: OpOverload, bound: dict[str, Any], result: Any) -> list[tuple[int, Sequence[Tensor]]]:
-    """The products in one call: the FLOPs of each, and what is multiplied, where it may be a weight."""
-    name = func.overloadpacket.__name__.removesuffix("_") if func.namespace == "aten" else ""
-    backward, name = name.endswith("_backward"), name.removesuffix("_backward")
-    if name in _FUSED_LAYERS:
-        raise TypeError(
-            f"The products inside {name} are not known; call torch.backends.mha.set_fastpath_enabled(False) first."
-        )
-    if name == "linear" and not backward:  # which torch does not cut into smaller ones for nested tensors
-        return [(2 * _buffer(bound["input"]).numel() * bound["weight"].shape[0], (bound["weight"],))]
-    if _any_nested(bound) and (name in ("linear", "matmul", *_MATRIX_PRODUCTS) or name.startswith("_scaled_dot_")):
-        raise TypeError(f"The products of nested tensors in {name} are not known; measure padded tensors.")
-    if name in _MATRIX_PRODUCTS:
-        a, b = (bound[operand] for operand in _MATRIX_PRODUCTS[name])
-        return [(2 * a.numel() * (b.shape[-1] if b.dim() > 1 else 1), (a, b))]
-    if name == "_trilinear":
-        shapes = [_expanded(bound[f"i{i}"], bound[f"expand{i}"]) for i in (1, 2, 3)]
-        return [(2 * math.prod(torch.broadcast_shapes(*shapes)), (bound["i1"], bound["i3"], bound["i2"]))]
-    if name in _CONVOLUTIONS:
-        # Each weight serves every pixel that comes out, or of a transposed convolution that goes in.
-        outputs = bound["grad_output"] if backward else result
-        pixels = bound["input"] if bound["transposed"] else outputs
-        flops = 2 * pixels.numel() // max(pixels.shape[1], 1) * bound["weight"].numel()
-        return _layer(flops, bound["weight"], backward, bound.get("output_mask"))
-    if name in _RECURRENT:
-        steps = bound["input"].numel() // max(bound["input"].shape[-1], 1)  # of all sequences together
-        given = {key: value for key, value in bound.items() if key.startswith("weight")}
-        matrices = [tensor for tensor in _tensors(given) if tensor.dim() == 2]
-        return [product for m in matrices for product in _layer(2 * steps * m.numel(), m, backward)]
-    if name.startswith("_scaled_dot_product_") and "attention" in name:
-        q, k, v = bound["query"], bound["key"], bound["value"]
-        pairs = 2 * math.prod(q.shape[:-1]) * k.shape[-2]
-        if backward:  # the scores again; then for each of the two products one with each factor
-            return [(pairs * (3 * k.shape[-1] + 2 * v.shape[-1]), ())]
-        return [(pairs * k.shape[-1], (q, k)), (pairs * v.shape[-1], (v,))]
-    return []
-
-
-def _layer(
-    flops: int, weight: Tensor, backward: bool, wanted: Sequence[bool] | None = None
-) -> list[tuple[int, Sequence[Tensor]]]:
-    """The product with a layer's weight, or backward the one for its inputs and the one for the weight's gradient."""
-    if not backward:
-        return [(flops, (weight,))]
-    both: list[tuple[int, Sequence[Tensor]]] = [(flops, (weight,)), (flops, ())]
-    return [product for product, needed in zip(both, wanted or (True, True), strict=False) if needed]
-
-
-def _expanded(tensor: Tensor, dims: Sequence[int]) -> torch.Size:
-    """The shape with dimensions of size 1 put in."""
-    for dim in dims:
-        tensor = tensor.unsqueeze(dim)
-    return tensor.shape

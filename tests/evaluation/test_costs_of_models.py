@@ -18,9 +18,10 @@ from torch.utils.flop_counter import FlopCounterMode
 
 import leanbayes as lb
 from leanbayes.config import configurable
-from leanbayes.cost import CostCounter, FlopCounter, Flops, PeakMemory
+from leanbayes.cost import CostCounter, PeakMemory
 from leanbayes.evaluation import cost
 from leanbayes.evaluation.cost import Comparison, Costs, costs_of, count_flops, deterministic_of, training_flops
+from leanbayes.flops import FlopCounter, Flops
 from leanbayes.layout import Layout
 from leanbayes.models import resnet18, unet, vit_tiny
 from leanbayes.posteriors import Posterior

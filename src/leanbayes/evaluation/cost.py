@@ -21,8 +21,9 @@ import torch
 from leanbayes import prediction
 from leanbayes.bayesian import BayesianModel, Draw
 from leanbayes.conversion import bayesianize
-from leanbayes.cost import CostCounter, FlopCounter, Flops, PeakMemory
+from leanbayes.cost import CostCounter, PeakMemory
 from leanbayes.errors import LeanBayesError, RuleMismatchWarning
+from leanbayes.flops import FlopCounter, Flops
 from leanbayes.methods.deterministic import Deterministic
 from leanbayes.methods.ensemble import Members
 from leanbayes.network import call_with, evaluation_mode, output_tensor, tensors_of

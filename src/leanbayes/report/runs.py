@@ -6,9 +6,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from leanbayes.cost import Flops
 from leanbayes.evaluation.cost import training_flops
 from leanbayes.evaluation.seeds import spearman
+from leanbayes.flops import Flops
 
 
 @dataclass(frozen=True)
