@@ -333,6 +333,7 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=5, help="rounds")
     parser.add_argument("--warmup", type=int, default=2)
     parser.add_argument("--draws", type=int, default=2000, help="draws that one pass is compared with")
+    parser.add_argument("--costs-only", action="store_true", help="leave out the probes, which need no GPU")
     parser.add_argument("--out", type=Path, help="also write the figures to this JSON file")
     args = parser.parse_args()
     if "plain network" not in args.library:
@@ -345,17 +346,19 @@ def main() -> None:
         "costs": [],
         "probes": [],
     }
-    print(f"torch {torch.__version__}, {machine}; {record['versions']}\n\n{PROBE_HEAD}", flush=True)
-    for label in args.library:
-        if LIBRARIES[label].package:
-            record["probes"].append(probes(label, args.draws))
-            print(probe_row(record["probes"][-1]), flush=True)
+    print(f"torch {torch.__version__}, {machine}; {record['versions']}")
+    if not args.costs_only:
+        print(f"\n{PROBE_HEAD}", flush=True)
+        for label in args.library:
+            if LIBRARIES[label].package:
+                record["probes"].append(probes(label, args.draws))
+                print(probe_row(record["probes"][-1]), flush=True)
     print(f"\n{COST_HEAD}")
     for name in args.network:
         fresh = costs(name, args)
         print("\n".join(map(cost_row, fresh)), flush=True)
         record["costs"] += fresh
-    write(args.out, record)
+        write(args.out, record)
 
 
 if __name__ == "__main__":

@@ -113,6 +113,8 @@ leanbayes beside other libraries in one run, eager and in fp32, all from the sam
 laplace-torch, which does not train, is its fit to the batch; by default it treats the last layer. FastBNNs trains by
 one pass. torch-uncertainty and blitz convert nothing: their layers were put in by hand. In leanbayes biases are points,
 in the others they are random. `lenet` and `cnn` are those above; an error in place of figures is what the library said.
+On the GPU all of them, also the plain network, wait for Python, which launches kernel after kernel: times count
+launches, of which one pass has many in eager mode (compiled it takes a few plain passes, see above).
 
 What is right, on a small network with max pooling that was trained on digits:
 
@@ -259,11 +261,15 @@ def moved() -> str:
 
 def of_peers() -> str:
     """The tables of peers.py."""
-    record = load("peers-cpu")
-    named = ", ".join(f"{package} {version}" for package, version in record["versions"].items())
-    head = f"`{record['command']}`: {record['machine']}, torch {record['torch']}, {record['precision']}; {named}"
-    probes = [peers.PROBE_HEAD, *map(peers.probe_row, record["probes"])]
-    return "\n".join([head, "", *probes, "", peers.COST_HEAD, *map(peers.cost_row, record["costs"])])
+    lines: list[str] = []
+    for record in map(load, ("peers-cpu", "peers-gpu")):
+        named = ", ".join(f"{package} {version}" for package, version in record["versions"].items())
+        where = f"{record['machine']}, torch {record['torch']}, {record['precision']}; {named}"
+        lines += [f"`{record['command']}`: {where}", ""]
+        if record["probes"]:
+            lines += [peers.PROBE_HEAD, *map(peers.probe_row, record["probes"]), ""]
+        lines += [peers.COST_HEAD, *map(peers.cost_row, record["costs"]), ""]
+    return "\n".join(lines).rstrip()
 
 
 def readme_peers() -> str:
