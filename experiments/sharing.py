@@ -81,7 +81,7 @@ def options() -> argparse.Namespace:
         )
         made.add_argument("--epochs", type=int, nargs="+", default=[0, 10], help="of the final training; 0 for none")
         made.add_argument("--lrs", type=float, nargs="+", default=[1e-3], help="of the means in that training")
-        made.add_argument("--scale-lr", type=float, default=1e-3, help="of the spreads: at 1e-2 they go on to rise")
+        made.add_argument("--scale-lr", type=float, default=0.0, help="of the spreads: 0 keeps them, else they rise")
         made.add_argument("--rule", help="of that training: moments to train what one pass gives; default: the run's")
         made.add_argument("--batch-size", type=int, default=256)
         made.add_argument("--compile", action="store_true", help="compile the final training")

@@ -56,6 +56,7 @@ def sharing_tables(folder: Path) -> Iterator[str]:
     """Lay out all that there is on weight sharing."""
     found = {name: read(folder / f"{name}.json") for name in ("curve", "ablations", "int8", "int8_mnist")}
     others = [read(path) for path in sorted(folder.glob("curve_*.json"))]
+    finals = [read(path) for path in sorted(folder.glob("final_*.json"))]
     papers = [read(path) for path in sorted(folder.glob("paper*.json"))]
     rows = [*paper_claims(papers), *limit_claim(found["curve"])]
     if rows:
@@ -64,6 +65,8 @@ def sharing_tables(folder: Path) -> Iterator[str]:
     for record in (found["curve"], *others):
         if record:
             yield curve_table(record)
+    if finals:
+        yield final_table(finals)
     for record in papers:
         yield files_table(record)
     for name in ("int8", "int8_mnist"):
@@ -224,6 +227,24 @@ def curve_line(name: str, row: Row, ways: Sequence[str], others: Sequence[str]) 
     found = [f"{row['test']['draws']['ood'][other]['auroc']:.4f}" for other in others]
     counts = [f"{row[key]:,}" if key in row else "" for key in ("outliers", "gaussians", "paper_parameters")]
     return f"| {name} | {' | '.join([megabytes(row), *scores_by(row, ways), *found, *counts])} |"
+
+
+def final_table(records: Sequence[Row]) -> str:
+    """Lay out files that differ in their final training, those of one start together."""
+    ways = ways_of(records[0])
+    titles = ["seed", "of the images", "epochs", "rate", "of spreads", "draws", "MB on disk", *titles_of(ways)]
+    where = f"{records[0]['model']['name']} on {records[0]['source']['name']}"
+    commands = "\n\n".join(f"`{record['command']}`" for record in records)
+    lines = [f"**{where}: the final training**", "", f"{commands}\n", *header([*titles, "held-out NLL, by labels"])]
+    rows = [(record, row) for record in records for row in record["results"] if row["epochs"]]
+    for record, row in sorted(rows, key=lambda one: (one[0]["seed"], one[1]["epochs"], one[0]["settings"]["scale_lr"])):
+        settings, share = record["settings"], 1 - record["source"]["validation_share"]
+        cells = [str(record["seed"]), f"{share:.0%}", str(row["epochs"]), f"{row['lr']:g}", f"{settings['scale_lr']:g}"]
+        cells += [str(record["samples"]), megabytes(row), *scores_by(row, ways)]
+        cells.append(f"{row[held_out_by('one_pass_by_labels')]['nll']:.4f}")
+        name = "by moments" if settings["rule"] == "moments" else "by draws"
+        lines.append(f"| {name} | {' | '.join(cells)} |")
+    return "\n".join(lines)
 
 
 def files_table(record: Row) -> str:

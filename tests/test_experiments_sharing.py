@@ -291,7 +291,10 @@ def test_the_tables_have_the_paper_and_what_was_measured(
     text = (tmp_path / "int8.json").read_text().replace('"name": "digits"', '"name": "cifar10"')
     (tmp_path / "int8.json").write_text(text)
     (tmp_path / "plane-digits.png").write_text("")
-    claims, files, trained, int8, ablations, figure = tables["sharing_tables"](tmp_path)
+    held = {**curve, "settings": curve["settings"] | {"scale_lr": 0.5, "rule": "moments"}, "command": "another"}
+    for name, record in (("a", held), ("b", curve)):
+        (tmp_path / f"final_{name}.json").write_text(json.dumps(record))
+    claims, files, final, trained, int8, ablations, figure = tables["sharing_tables"](tmp_path)
     smallest = min((row for row in curve["results"]), key=lambda row: row["held_out"]["nll"])
     assert f"NLL {smallest['test']['draws']['nll']:.3f}" in claims
     by_labels = min((row for row in curve["results"]), key=lambda row: row["held_out_one_pass_by_labels"]["nll"])
@@ -305,11 +308,18 @@ def test_the_tables_have_the_paper_and_what_was_measured(
     known = {**curve, "compared": [], "results": [{"test": {"draws": {}, "one_pass": {}}}]}
     assert tables["ways_of"](known) == ["draws", "one_pass"]  # as files of before are
     assert cells(files, "mean-field, its own file")[0] == f"{curve['compared'][0]['bytes'] / 1e6:.3f}"
+    assert [line for line in final.splitlines() if line[:1] == "`"] == ["`another`", f"`{curve['command']}`"]
+    after = [row for row in curve["results"] if row["epochs"]]
+    spreads = [line.split("|")[6].strip() for line in final.splitlines() if line.startswith("| by")]
+    assert spreads == ["0"] * len(after) + ["0.5"] * len(after)
+    assert len(re.findall(r"^\| by moments \|", final, re.MULTILINE)) == len(after)
+    for row in after:
+        assert final.count(f"| {row['test']['draws']['nll']:.4f} |") >= 2  # of either record
     assert "threshold 0.25" in trained
     assert cells(int8, "paper, INT8, 2-bit σ")[:4] == ["0.720", "90.85%", "0.2730", "0.0255"]
     assert "| threshold 0.25 |" in ablations
     assert figure.startswith("![plane-digits](../experiments/results/sharing/plane-digits.png)")
-    for table in (claims, files, trained, int8, ablations):
+    for table in (claims, files, final, trained, int8, ablations):
         assert len({line.count("|") for line in table.splitlines() if line.startswith("|")}) == 1
 
 
