@@ -153,13 +153,25 @@ def grouped(rows: Iterable[Row]) -> list[Group]:
         found.setdefault(row["name"], {}).setdefault(training_of(row), []).append(row)
     groups = []
     for name, trainings in found.items():
+        firsts = [of_training[0] for of_training in trainings.values()]
         for of_training in trainings.values():
-            epochs = " + ".join(map(str, epochs_of(of_training[0])))
-            said = f"{name}{size_of(of_training[0])}"
-            title = f"{said} ({epochs} epochs)" if len(trainings) > 1 and epochs else said
+            title = f"{name}{size_of(of_training[0])}{told_apart(of_training[0], firsts)}"
             for way in dict.fromkeys(row["way"] for row in of_training):
                 groups.append(Group(name, way, [row for row in of_training if row["way"] == way], title))
     return sorted(groups, key=place_of)
+
+
+def told_apart(row: Row, trainings: Sequence[Row]) -> str:
+    """Tell a training from others of its method: by its epochs and, where they have as many, by the images it saw."""
+    epochs = " + ".join(map(str, epochs_of(row)))
+    if len(trainings) == 1:
+        return ""
+    if "file" in row:
+        return f" ({row['held_out_examples']} held out)"
+    alike = [one for one in trainings if (size_of(one), epochs_of(one)) == (size_of(row), epochs_of(row))]
+    shares = {one["validation_share"] for one in alike}
+    images = f" on {1 - row['validation_share']:.0%}" if len(shares) > 1 else ""
+    return f" ({epochs} epochs{images})"
 
 
 def size_of(row: Row) -> str:
@@ -174,9 +186,9 @@ def identity(row: Row) -> tuple[str, ...]:
 
 
 def training_of(row: Row) -> str:
-    """Tell trainings apart that differ in more than their seeds; files of one name are taken to be of one."""
+    """Tell trainings apart that differ in more than their seeds; files of one name do if other data were held out."""
     if "file" in row:
-        return ""
+        return f"{row['held_out_examples']:09}"  # in the order of their numbers
     recipe = {key: value for key, value in row["recipe"].items() if key not in ("seed", "device")}
     start = row["start"] and row["start"]["method"]
     return json.dumps([row["method"], recipe, row["validation_share"], start])

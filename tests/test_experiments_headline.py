@@ -102,7 +102,7 @@ def test_the_file_of_the_headline_is_here_and_is_the_one_that_was_scored() -> No
     rows = [row for row in found(folder / "long.json")["results"] if row.get("file")]
     ways = {row["way"] for row in rows if row["digest"] == hashlib.sha256(path.read_bytes()).hexdigest()[:16]}
     assert {"30 draws", "100 draws", *PASSES} == ways
-    assert {row["bytes"] for row in rows if row["name"] == "composition, for one pass"} == {path.stat().st_size}
+    assert {row["bytes"] for row in rows if row["name"] == "composition"} == {path.stat().st_size}
     torch.manual_seed(0)
     bnn = lb.load(path, build("resnet-18", (3, 32, 32), 10)).eval()
     assert bnn.posterior.variance().count_nonzero() < 0.05 * bnn.layout.numel
@@ -311,6 +311,27 @@ def test_the_table_has_papers_seeds_and_costs(results: Path, tmp_path: Path, mon
     assert "- SSVI 95 % (1 epochs), 3 draws: accuracy 94.00%, target ≥ 94.00%: met" in targets
     assert "- SSVI 95 % (1 epochs), 3 draws: NLL 0.2000, target ≤ 0.1900: **missed**" in targets
     assert "Composition, one pass: NLL beside that of 5 draws" in targets
+
+
+def test_trainings_on_other_shares_of_the_images_are_told_apart(results: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    record = found(results / "all.json")
+    long = next(row for row in record["results"] if row["digest"] == "long")
+    files = [row for row in record["results"] if row["name"] == "Composition"]
+    many = [
+        row | {"digest": "many", "held_out_examples": 2500, "figures": row["figures"] | {"nll": 9}} for row in files
+    ]
+    record["results"] += [long | {"digest": "other", "validation_share": 0.05}, *many]
+    (results / "all.json").write_text(json.dumps(record))
+    (results / "again.json").unlink()
+    table, targets = script(monkeypatch, "headline_tables.py")["headline_tables"](results, results)
+    rows = lines_of(table)
+    assert {"SSVI 95 % (200 epochs on 90%), 3 draws", "SSVI 95 % (200 epochs on 95%), 3 draws"} < {*rows}
+    assert "SSVI 95 % (1 epochs), 3 draws" in rows  # nothing else has as many
+    few = files[0]["held_out_examples"]
+    places = [list(rows).index(f"Composition ({count} held out), one pass") for count in (few, 2500)]
+    assert places == sorted(places)
+    assert rows["Composition (2500 held out), 5 draws"]["NLL"] == "9.0000"
+    assert "Composition (2500 held out), one pass: NLL beside that of 5 draws 9.0000, target ≤ 9.0000: met" in targets
 
 
 def test_a_name_that_says_one_pass_need_not_say_it_twice(monkeypatch: pytest.MonkeyPatch) -> None:
