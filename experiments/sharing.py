@@ -21,7 +21,7 @@ from typing import Any, get_args
 
 from asking import PLACES, as_script, command_of, with_places
 from sharing_figures import boxes, curve_drawing, density, density_drawing, draw_boxes, plane
-from sharing_files import Judge, Row, Terms, complete, counts_of, line, method_for, of_file, shared, shared_rows
+from sharing_files import Judge, Row, Terms, counts_of, line, method_for, of_file, shared, shared_rows
 from sharing_tables import INT8
 from trained import Found, about, folders
 
@@ -119,8 +119,6 @@ def curve(args: argparse.Namespace) -> Found:
     for place in itertools.chain([args.run], *map(folders, args.beside)):
         if place.resolve().name not in known:
             record["compared"].append(as_it_is(open_run(place, args.device), judge))
-    if args.keep is not None:
-        complete(record["results"], args.keep, judge, run.model.to_deterministic())
     write_rows(args, record, shared_rows(args, run, judge, record["results"]))
     return Found(record, {f"rate-distortion-{record['source']['name']}": curve_drawing(record)})
 

@@ -13,7 +13,7 @@ from matplotlib.figure import Figure as Sheet
 from matplotlib.patches import Ellipse
 from panels import COLOURS, beside
 from PIL import Image
-from sharing_tables import best_training
+from sharing_tables import WAYS, best_training
 from torch import Tensor
 from trained import lines_figure
 
@@ -22,7 +22,6 @@ from leanbayes.figures import Figure, Series
 from leanbayes.posteriors import SharedPosterior
 from leanbayes.posteriors.base import Posterior
 
-WAYS = {"draws": "draws of the weights", "one_pass": "one pass by moments", "one_pass_by_labels": "one pass by labels"}
 WORST, LARGEST = 1.5, 3.0  # over the NLL of the run, and over the largest file: what is drawn as a point
 BINS = 120  # of a histogram
 POINTS = 3000  # weights of the plane, of each kind
@@ -44,10 +43,10 @@ def curve_drawing(record: Mapping[str, Any]) -> str:
     """
     rows = sorted(best_training(record["results"]), key=lambda row: row["bytes"])
     figures = []
-    for way, title in WAYS.items():
+    for way, name in WAYS.items():
         there = [row for row in rows if way in row["test"]]
         if there:
-            figures.append(of_sizes(way, title, there, record["compared"]))
+            figures.append(of_sizes(way, name.figure, there, record["compared"]))
     sizes = ", ".join(f"{name} {size / 1e6:.3g} MB" for name, size in record["sizes"].items())
     return beside(f"{record['model']['name']} on {record['source']['name']}: NLL over MB ({sizes})", figures, 2)
 

@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any, Self
 
 import torch
-from torch import nn
 from torch.utils.data import Dataset
 
 import leanbayes as lb
@@ -211,16 +210,6 @@ def shared_rows(args: argparse.Namespace, run: TrainedRun, judge: Judge, done: S
 def name_of_file(row: Row) -> str:
     """Name a file by its settings."""
     return f"{'-'.join(str(row[key]) for key in SETTINGS)}.lbc"
-
-
-def complete(rows: Sequence[Row], folder: Path, judge: Judge, network: nn.Module) -> None:
-    """Score kept files by one pass on held-out data, where that was not done."""
-    for row in rows:
-        path = folder / name_of_file(row)
-        if "held_out_one_pass" not in row and path.is_file():
-            bnn = lb.load(path, network).eval().to(judge.device)
-            row["held_out_one_pass"] = judge.outcome(bnn, judge.data.validation, rule="moments")[0]
-            print(f"{path.name}: held-out nll {row['held_out_one_pass']['nll']:.4f} by one pass", flush=True)
 
 
 def of_file(bnn: lb.BayesianModel, judge: Judge, values: Any, rest: Any, kept: Path | None = None) -> Row:

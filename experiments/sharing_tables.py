@@ -3,14 +3,13 @@
 import statistics
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from pbn_tables import head, header
 from ssvi_tables import read
 
 INT8 = "INT8, {}-bit σ"
 LIMIT = 700_000  # bytes that the smallest file of use may have
-PASSES = {"draws": "by draws", "one_pass": "in one pass", "one_pass_by_labels": "in one pass by labels"}
 # Lin et al. 2025: Table 3, Table 7, and Tables 4, 5, 8 and 10 of ResNet-20.
 # ECE of INT8 is printed in percent there. MB are with the index that they put in brackets.
 PAPER = {"accuracy": 0.9172, "nll": 0.305, "ece": 0.019}
@@ -50,6 +49,21 @@ FIGURES = {
 }
 
 Row = Mapping[str, Any]
+
+
+class Way(NamedTuple):
+    """How a way to predict is called: in a sentence, behind the title of a column, and over a figure."""
+
+    in_words: str
+    column: str
+    figure: str
+
+
+WAYS = {
+    "draws": Way("by draws", "", "draws of the weights"),
+    "one_pass": Way("in one pass", ", one pass", "one pass by moments"),
+    "one_pass_by_labels": Way("in one pass by labels", ", by labels", "one pass by labels"),
+}
 
 
 def sharing_tables(folder: Path) -> Iterator[str]:
@@ -121,7 +135,7 @@ def paper_claims(records: Sequence[Row]) -> Iterator[tuple[str, str, str]]:
             if ablation_of(row["method"]) != "all":
                 continue
             test, cost = row["test"], size_in_words(row["bytes"], record)
-            scores = (f"{in_words(test[way])} {PASSES[way]}" for way in PASSES if way in test)
+            scores = (f"{in_words(test[way])} {name.in_words}" for way, name in WAYS.items() if way in test)
             yield (
                 f"ResNet-18, CIFAR-10: {in_words(PAPER)}; 18 thousand parameters by its count, as printed",
                 f"{', '.join(scores)}; {row['paper_parameters'] / 1e3:.0f} thousand by that count (seed {row['seed']})",
@@ -136,13 +150,13 @@ def paper_claims(records: Sequence[Row]) -> Iterator[tuple[str, str, str]]:
 def limit_claim(record: Row) -> Iterator[tuple[str, str, str]]:
     """A file of at most 0.70 MB, which the paper has not: the best for draws, and the best for one pass."""
     small = [row for row in record["results"] if row["bytes"] <= LIMIT] if record else []
-    for way, name in PASSES.items():
+    for way, name in WAYS.items():
         key = held_out_by(way)
         known = [row for row in small if key in row]
         if known:
             row = min(known, key=lambda row: row[key]["nll"])
             yield (
-                f"(not in it) at most {LIMIT / 1e6:.2f} MB on disk, from {record['name']}, {name}",
+                f"(not in it) at most {LIMIT / 1e6:.2f} MB on disk, from {record['name']}, {name.in_words}",
                 f"{in_words(row['test'][way])} ({settings_of(row)})",
                 size_in_words(row["bytes"], record),
             )
@@ -190,18 +204,17 @@ def megabytes(row: Row) -> str:
 
 
 TITLES = [title for title, _ in SCORES.values()]
-AFTER = {"draws": "", "one_pass": ", one pass", "one_pass_by_labels": ", by labels"}  # the titles of each way
 
 
 def ways_of(record: Row) -> list[str]:
     """Name the ways to predict that a record knows; one pass is always there."""
     rows = [*record.get("compared", ()), *record["results"]]
-    return [way for way in AFTER if way != "one_pass_by_labels" or any(way in row["test"] for row in rows)]
+    return [way for way in WAYS if way != "one_pass_by_labels" or any(way in row["test"] for row in rows)]
 
 
 def titles_of(ways: Iterable[str]) -> list[str]:
     """Name the scores of each way."""
-    return [title + AFTER[way] for way in ways for title in TITLES]
+    return [title + WAYS[way].column for way in ways for title in TITLES]
 
 
 def scores_by(row: Row, ways: Iterable[str]) -> list[str]:
