@@ -83,6 +83,7 @@ SUBJECTS = {
     "cifar10_methods_seed_2_plain": "the plain network, a third seed",
     "cifar10_pbn_start": "PBN of a trained network",
     "cifar10_ssvi_long": "SSVI for longer",
+    "cifar10_ssvi_long_held_out": "SSVI for longer, 5 % held out",
     "cifar10_ssvi_long_seed_1": "SSVI for longer, another seed",
     "cifar100_ssvi": "SSVI",
     "mnist_init_std": "the first σ",
@@ -179,6 +180,23 @@ def factors_table(record: dict[str, Any]) -> str:
     return "\n".join(lines)
 
 
+def noise_table(record: dict[str, Any]) -> str:
+    """Lay out what the noise of each block is to the outputs, and how much of it one pass finds."""
+    machine = record["machine"]
+    where = ", ".join(machine["gpus"]) or f"{machine['processor']}, {machine['cores']} cores"
+    lines = [
+        f"**{record['model']['name']} on {record['source']['name']}: where the noise comes from**\n",
+        f"`{record['command']}` ({where}, {record['examples']} test examples, {record['samples']} draws)\n",
+        "| noise in | share of the variance | std ratio | log corr. |",
+        "|---|---:|---:|---:|",
+    ]
+    every = record["results"][-1]["variance"]
+    for row in record["results"]:
+        cells = [f"{row['variance'] / every:.0%}", f"{row['std_ratio']:.2f}", f"{row['log_correlation']:.2f}"]
+        lines.append(f"| {row['block']} | {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
 def fill(page: Path, parts: Iterable[str], begin: str = BEGIN) -> None:
     """Put the tables of a page between its marks."""
     before, _, rest = page.read_text().partition(begin)
@@ -217,6 +235,7 @@ def main() -> None:
     (docs / "results.md").write_text("\n\n".join(part.strip("\n") for part in parts) + "\n")
     passes = [one_pass_table(read(path)) for path in sorted((results / "one_pass").glob("*.json"))]
     passes += [factors_table(read(path)) for path in sorted((results / "factors").glob("*.json"))]
+    passes += [noise_table(read(path)) for path in sorted((results / "noise_sources").glob("*.json"))]
     fill(docs / "one_pass.md", passes)
     figures = sorted((results / "ssvi").glob("*.svg"))
     shown = (f"![{path.stem}](../experiments/results/ssvi/{path.name})" for path in figures)
