@@ -48,10 +48,11 @@ NOTES = (
     "changes](one_pass.md#measured)). The compositions are files of SSVI for 200 epochs at 0.2 nats a bit, then "
     "trained for 10 epochs with their spreads held, or, “for one pass”, for 30 epochs with them: settings that were "
     "tried on seed 1, with a look at its test scores, and taken over for seed 2, with 2500 images held out, whose file "
-    "“for one pass” has [no 100 draws](sharing.md#measured). AUROC is by entropy, “corrupted” the mean over 15 "
-    "corruptions at five severities. “Numbers” are all that a file has: labels of shared weights count, and positions "
-    "of sparse ones, but no single bits. MB of 2DGBNN are those of its compact file, whose scores are [nearly the "
-    "same](sharing.md). Peak MB are those of training."
+    "“for one pass” was scored by 100 draws on 1000 images alone, [where one pass is better](one_pass.md#measured), "
+    "and else [by 30](sharing.md#measured). AUROC is by entropy, “corrupted” the mean over 15 corruptions at five "
+    "severities. “Numbers” are all that a file has: labels of shared weights count, and positions of sparse ones, but "
+    "no single bits. MB of 2DGBNN are those of its compact file, whose scores are [nearly the same](sharing.md). Peak "
+    "MB are those of training."
 )
 MEASURED = (
     " “Training × plain” is the time of an epoch, or else of a step (with CUDA graphs, or else compiled), over the "
