@@ -114,7 +114,9 @@ laplace-torch, which does not train, is its fit to the batch; by default it trea
 one pass. torch-uncertainty and blitz convert nothing: their layers were put in by hand. In leanbayes biases are points,
 in the others they are random. `lenet` and `cnn` are those above; an error in place of figures is what the library said.
 On the GPU all of them, also the plain network, wait for Python, which launches kernel after kernel: times count
-launches, of which one pass has many in eager mode (compiled it takes a few plain passes, see above).
+launches, of which one pass has many in eager mode (compiled it takes a few plain passes, see above). The memory of the
+plain network there has the workspaces of the GPU libraries in it, so that all ratios of memory are too small, those of
+`cnn` most (the script has since been mended).
 
 What is right, on a small network with max pooling that was trained on digits:
 

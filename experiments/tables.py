@@ -162,13 +162,18 @@ def one_pass_table(record: dict[str, Any]) -> str:
     return "\n".join(lines)
 
 
-def factors_table(record: dict[str, Any]) -> str:
-    """Lay out what each way to fit the factors of one pass gives, beside draws."""
+def head_of(record: dict[str, Any], title: str, on: str) -> list[str]:
+    """Begin a table: network, data and title, then the command, the machine, and what it was done on."""
     machine = record["machine"]
     where = ", ".join(machine["gpus"]) or f"{machine['processor']}, {machine['cores']} cores"
+    name = f"{record['model']['name']} on {record['source']['name']}"
+    return [f"**{name}: {title}**\n", f"`{record['command']}` ({where}, {on})\n"]
+
+
+def factors_table(record: dict[str, Any]) -> str:
+    """Lay out what each way to fit the factors of one pass gives, beside draws."""
     lines = [
-        f"**{record['model']['name']} on {record['source']['name']}: ways to fit the factors**\n",
-        f"`{record['command']}` ({where}, {record['examples']} test examples)\n",
+        *head_of(record, "ways to fit the factors", f"{record['examples']} test examples"),
         "| | of the mean | of the std | accuracy | NLL | ECE |",
         "|---|---:|---:|---:|---:|---:|",
     ]
@@ -182,11 +187,9 @@ def factors_table(record: dict[str, Any]) -> str:
 
 def noise_table(record: dict[str, Any]) -> str:
     """Lay out what the noise of each block is to the outputs, and how much of it one pass finds."""
-    machine = record["machine"]
-    where = ", ".join(machine["gpus"]) or f"{machine['processor']}, {machine['cores']} cores"
+    on = f"{record['examples']} test examples, {record['samples']} draws"
     lines = [
-        f"**{record['model']['name']} on {record['source']['name']}: where the noise comes from**\n",
-        f"`{record['command']}` ({where}, {record['examples']} test examples, {record['samples']} draws)\n",
+        *head_of(record, "where the noise comes from", on),
         "| noise in | share of the variance | std ratio | log corr. |",
         "|---|---:|---:|---:|",
     ]
