@@ -162,12 +162,15 @@ def grouped(rows: Iterable[Row]) -> list[Group]:
 
 
 def told_apart(row: Row, trainings: Sequence[Row]) -> str:
-    """Tell a training from others of its method: by its epochs and, where they have as many, by the images it saw."""
-    epochs = " + ".join(map(str, epochs_of(row)))
+    """Tell a training from others of its method: by its epochs and, where they have as many, by the images it saw.
+
+    Of files, which know no epochs, it is told how many images their factors were fitted on.
+    """
     if len(trainings) == 1:
         return ""
     if "file" in row:
         return f" ({row['held_out_examples']} held out)"
+    epochs = " + ".join(map(str, epochs_of(row)))
     alike = [one for one in trainings if (size_of(one), epochs_of(one)) == (size_of(row), epochs_of(row))]
     shares = {one["validation_share"] for one in alike}
     images = f" on {1 - row['validation_share']:.0%}" if len(shares) > 1 else ""
