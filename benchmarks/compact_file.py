@@ -1,9 +1,9 @@
-"""How large compact files of a ResNet-18 are, beside the entropy of what they hold, and how long they take.
+"""Measure compact files of a ResNet-18: their size against the entropy of their content, and their times.
 
     python benchmarks/compact_file.py --out benchmarks/results/compact-file-cpu.json
 
-Labels and positions are drawn at random: 5 % of the weights with 256 codes; and all weights with 6000 codes, of which
-1 % are outliers and 20,000 are blended.
+Labels and positions are random: 5 % of the weights with 256 codes; and all weights with 6000 codes, of which 1 % are
+outliers and 20,000 are blended.
 """
 
 import argparse
@@ -19,13 +19,13 @@ from measuring import machine_of, write
 from torch import nn
 
 import leanbayes as lb
-from leanbayes.compression.codes import Codes
-from leanbayes.models import build
-from leanbayes.posteriors.shared import SharedPosterior
+from leanbayes.networks import build
+from leanbayes.posteriors.shared.codes import Codes
+from leanbayes.posteriors.shared.shared import SharedPosterior
 
 
 def model(network: nn.Module, components: int, density: float, outliers: int, blends: int) -> lb.BayesianModel:
-    """Draw a shared posterior; labels are Gaussian around the middle of the codebook."""
+    """Return a model with a random shared posterior; labels are Gaussian around the middle of the codebook."""
     generator = torch.Generator().manual_seed(0)
     bnn = lb.bayesianize(network, lb.WeightSharing(components=None))
     assert isinstance(bnn.posterior, SharedPosterior)
@@ -47,15 +47,15 @@ def model(network: nn.Module, components: int, density: float, outliers: int, bl
 
 
 def entropy_bytes(bnn: lb.BayesianModel) -> float:
-    """The entropy of the labels, zeros among them, each outlier as the same symbol."""
+    """Return the entropy of the labels in bytes, including zeros; all outliers count as one symbol."""
     counts = torch.bincount(bnn.posterior.get_buffer("labels")).double()
     counts = torch.cat([counts[counts > 1], counts[counts == 1].sum()[None]])
     shares = counts[counts > 0] / counts.sum()
     return float(-(shares * shares.log2()).sum() * counts.sum() / 8)
 
 
-def measured(network: nn.Module, repeats: int, **settings: Any) -> dict[str, Any]:
-    """Write and read a file several times."""
+def measure(network: nn.Module, repeats: int, **settings: Any) -> dict[str, Any]:
+    """Time writing and reading a file."""
     bnn = model(network, **settings)
     writing, reading = [], []
     with tempfile.TemporaryDirectory() as folder:
@@ -79,18 +79,18 @@ def measured(network: nn.Module, repeats: int, **settings: Any) -> dict[str, Any
 
 
 def main() -> None:
-    """Measure both and print them."""
+    """Measure both files and print the results."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--repeats", type=int, default=3)
-    parser.add_argument("--out", type=Path, help="also write the figures to this JSON file")
+    parser.add_argument("--out", type=Path, help="JSON file to write")
     args = parser.parse_args()
     machine = machine_of("cpu")
     print(f"torch {torch.__version__}, {machine}\n", flush=True)
     network = build("resnet-18", (3, 32, 32), 10, seed=0)
     record: dict[str, Any] = {"machine": machine}
-    record["sparse"] = measured(network, args.repeats, components=256, density=0.05, outliers=0, blends=0)
+    record["sparse"] = measure(network, args.repeats, components=256, density=0.05, outliers=0, blends=0)
     print(json.dumps(record["sparse"], indent=1), flush=True)
-    record["dense"] = measured(network, args.repeats, components=6000, density=1.0, outliers=111_000, blends=20_000)
+    record["dense"] = measure(network, args.repeats, components=6000, density=1.0, outliers=111_000, blends=20_000)
     print(json.dumps(record["dense"], indent=1), flush=True)
     write(args.out, record)
 

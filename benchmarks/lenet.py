@@ -1,11 +1,11 @@
-"""What one training step of LeNet-5 on MNIST costs: plain, Bayes by Backprop, VDP++, and VDP with full covariances.
+"""Measure a training step of LeNet-5 on MNIST: deterministic, Bayes by Backprop, VDP++, VDP with full covariances.
 
     python benchmarks/lenet.py --out benchmarks/results/lenet.json
 
-Every variant takes the same step, in fp32: forward, backward and SGD with momentum, on fixed random data, in batches of
-512 as in the paper; full covariances get the largest of 512, 256, 128, 64 and 32 that fits. The variants take turns,
-round after round; times are medians over rounds. Memory is the peak during a step, parameters and optimiser state
-included. Ratios are to the plain network in the same mode, per example.
+Every variant takes the same step in fp32: forward, backward and SGD with momentum, on fixed random data, in batches of
+512 as in the paper; full covariances use the largest of 512, 256, 128, 64 and 32 that fits. The variants take turns,
+round after round; times are medians over rounds. Memory is the peak during a step, with parameters and optimizer state.
+Ratios are relative to the deterministic network in the same mode, per example.
 """
 
 import argparse
@@ -22,11 +22,11 @@ from measuring import Trainer, machine_of, middle, write
 from torch import Tensor, nn
 
 import leanbayes as lb
-from leanbayes.models import lenet5
-from leanbayes.rules import covariance
+from leanbayes.networks import lenet5
+from leanbayes.rules.covariance import covariances
 
 NUM_DATA = 60_000
-HALVINGS = 5  # batches that full covariances try
+HALVINGS = 5  # batch sizes to try with full covariances
 TABLE_HEAD = """| mode | variant | batch | ms (quartiles) | s/epoch | time × | memory MB | kB/example | memory × |
 |---|---|---|---|---|---|---|---|---|"""
 Loss = Callable[[], Tensor]
@@ -34,22 +34,22 @@ Build = Callable[[nn.Module, Tensor, Tensor], tuple[nn.Module, Loss]]
 
 
 def deterministic(net: nn.Module, x: Tensor, y: Tensor) -> tuple[nn.Module, Loss]:
-    """The plain network."""
+    """Return the deterministic network and its loss."""
     return net, lambda: F.cross_entropy(net(x), y)
 
 
 def bayesian(method: lb.Method) -> Build:
-    """Any method, by its own rule."""
+    """Return a builder for a method with its own rule."""
 
     def build(net: nn.Module, x: Tensor, y: Tensor) -> tuple[nn.Module, Loss]:
         bnn = lb.bayesianize(net, method)
-        return bnn, lambda: lb.elbo(bnn, x, y, num_data=NUM_DATA, check=False)
+        return bnn, lambda: lb.elbo_loss(bnn, x, y, num_data=NUM_DATA, check=False)
 
     return build
 
 
 def full_covariance(net: nn.Module, x: Tensor, y: Tensor) -> tuple[nn.Module, Loss]:
-    """VDP as Dera et al. have it."""
+    """Return VDP with full covariances, as in Dera et al., and its loss."""
     bnn = lb.bayesianize(net, lb.VDP(rule="covariance"))
 
     def loss() -> Tensor:
@@ -72,19 +72,19 @@ VARIANTS: dict[str, Build] = {
 
 
 class Ready(NamedTuple):
-    """One variant, ready to take steps."""
+    """A variant after its first steps."""
 
     trainer: Trainer
     batch: int
     slow: bool
 
     def time(self, steps: int) -> float:
-        """Milliseconds a step."""
+        """Return milliseconds per step."""
         return self.trainer.time(1 if self.slow else steps)
 
 
 def make(variant: str, mode: str, batch: int, args: argparse.Namespace) -> Ready:
-    """Build the network and take its first steps."""
+    """Build a variant and take its first steps."""
     device, slow = torch.device(args.device), variant == COVARIANCE
     before = torch.cuda.memory_allocated() if device.type == "cuda" else 0
     torch.manual_seed(0)
@@ -96,7 +96,7 @@ def make(variant: str, mode: str, batch: int, args: argparse.Namespace) -> Ready
 
 
 def prepared(variant: str, mode: str, args: argparse.Namespace) -> Ready | None:
-    """Make a variant ready; with full covariances, in the largest batch that fits."""
+    """Prepare a variant; with full covariances, in the largest batch that fits."""
     sizes = [args.batch >> times for times in range(HALVINGS)] if variant == COVARIANCE else [args.batch]
     for size in filter(None, sizes):
         gc.collect()
@@ -105,7 +105,7 @@ def prepared(variant: str, mode: str, args: argparse.Namespace) -> Ready | None:
             return make(variant, mode, size, args)
         except (torch.OutOfMemoryError, lb.LeanBayesError) as error:
             print(f"{variant} in batches of {size}: {str(error)[:200]}", file=sys.stderr, flush=True)
-        except Exception as error:  # what cannot be compiled is a result, not a crash
+        except Exception as error:  # a variant that cannot be compiled is a result, not a crash
             if mode == "eager":
                 raise
             print(f"{variant}, {mode}: {type(error).__name__}: {str(error)[:500]}", file=sys.stderr, flush=True)
@@ -115,7 +115,7 @@ def prepared(variant: str, mode: str, args: argparse.Namespace) -> Ready | None:
 def measure(mode: str, args: argparse.Namespace) -> list[dict[str, Any]]:
     """Time all variants in turns."""
     if args.device == "cuda":
-        make("deterministic", "eager", args.batch, args)  # so that no variant is charged for the workspaces
+        make("deterministic", "eager", args.batch, args)  # so that no variant is charged for GPU workspaces
     ready: dict[str, Ready] = {}
     for variant in args.variant:
         if variant == COVARIANCE and mode != "eager":
@@ -123,7 +123,7 @@ def measure(mode: str, args: argparse.Namespace) -> list[dict[str, Any]]:
         made = prepared(variant, mode, args)
         if made is not None:
             ready[variant] = made
-        print(f"{mode} {variant}: {'ready' if made else 'left out'}", file=sys.stderr, flush=True)
+        print(f"{mode} {variant}: {'ready' if made else 'skipped'}", file=sys.stderr, flush=True)
     rounds = [{variant: one.time(args.steps) for variant, one in ready.items()} for _ in range(args.repeats)]
     rows = []
     for variant, one in ready.items():
@@ -147,7 +147,7 @@ def measure(mode: str, args: argparse.Namespace) -> list[dict[str, Any]]:
 
 
 def table_row(row: dict[str, Any]) -> str:
-    """Lay out one variant's figures."""
+    """Format the results of one variant."""
     low, high = row["ms_quartiles"]
     cells = [row["mode"], row["variant"], str(row["batch"]), f"{row['ms']:.2f} ({low:.2f} to {high:.2f})"]
     forms = {"epoch_s": ".2f", "time_ratio": ".2f", "memory_mb": ".0f", "kb_per_example": ".0f", "memory_ratio": ".2f"}
@@ -162,14 +162,14 @@ def main() -> None:
     parser.add_argument("--variant", nargs="+", default=list(VARIANTS), choices=list(VARIANTS))
     parser.add_argument("--batch", type=int, default=512)
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
-    parser.add_argument("--steps", type=int, default=10, help="steps in one round")
-    parser.add_argument("--repeats", type=int, default=7, help="rounds")
+    parser.add_argument("--steps", type=int, default=10, help="steps per round")
+    parser.add_argument("--repeats", type=int, default=7, help="number of rounds")
     parser.add_argument("--warmup", type=int, default=5)
-    parser.add_argument("--out", type=Path, help="also write the figures to this JSON file")
+    parser.add_argument("--out", type=Path, help="JSON file to write")
     args = parser.parse_args()
     machine = machine_of(args.device)
     if args.device == "cuda":
-        covariance.LIMIT = torch.cuda.get_device_properties(0).total_memory
+        covariances.LIMIT = torch.cuda.get_device_properties(0).total_memory
     print(f"torch {torch.__version__}, {machine}, fp32")
     print(TABLE_HEAD)
     rows: list[dict[str, Any]] = []

@@ -1,4 +1,4 @@
-"""What the benchmarks share: taking times, memory and the record of a run."""
+"""Timing, memory and output files of the benchmarks."""
 
 import platform
 import shlex
@@ -14,18 +14,18 @@ from torch import Tensor, nn
 from torch.profiler import ProfilerActivity, profile
 
 import leanbayes as lb
-from leanbayes.cost import PeakMemory
-from leanbayes.plain import json_text
+from leanbayes.core.counters import Cost, CostCounter, PeakMemory
+from leanbayes.core.json_values import json_text
 
 
 def wait(cuda: bool) -> None:
-    """Let a GPU finish what it was given."""
+    """Wait for the GPU."""
     if cuda:
         torch.cuda.synchronize()
 
 
 def milliseconds(run: Callable[[], Any], times: int, cuda: bool) -> float:
-    """How long one of some runs takes."""
+    """Return the mean milliseconds of a call."""
     wait(cuda)
     start = time.perf_counter()
     for _ in range(times):
@@ -35,7 +35,7 @@ def milliseconds(run: Callable[[], Any], times: int, cuda: bool) -> float:
 
 
 def busy(run: Callable[[], Any], times: int = 5) -> float:
-    """Milliseconds of a run in which the GPU is at work, but for the names that optimisers give to all of theirs."""
+    """Return the milliseconds of GPU kernels per call, without the profiler ranges of optimizers."""
     with profile(activities=[ProfilerActivity.CUDA]) as profiler:
         for _ in range(times):
             run()
@@ -44,16 +44,32 @@ def busy(run: Callable[[], Any], times: int = 5) -> float:
     return sum(e.self_device_time_total for e in kernels if "Optimizer" not in e.name) / 1e3 / times
 
 
+def count_cost(function: Callable[[], Any]) -> Cost:
+    """Call a function, and return the bytes that it moved and the kernels that it ran."""
+    with CostCounter() as counter:
+        function()
+    return counter.cost
+
+
 def middle(times: list[float]) -> dict[str, Any]:
-    """Median and quartiles of what `milliseconds` found in several rounds."""
+    """Return median and quartiles of times."""
     times = sorted(times)
     return {"ms": statistics.median(times), "ms_quartiles": [times[len(times) // 4], times[3 * len(times) // 4]]}
 
 
 class Trainer:
-    """A model that is ready to take steps by SGD, and the memory that a step takes with all that is kept.
+    """Takes SGD steps, and measures the peak memory of a step with parameters and optimizer state.
 
-    loss: of one step. compiled: the mode of torch.compile, or None. autocast: whether to compute in bf16.
+    Args:
+        model: The model to train.
+        loss: Computes the loss of one step.
+        device: The device of the model.
+        before: The allocated memory before the model was built.
+        lr: The learning rate.
+        warmup: The number of steps before any measurement.
+        compiled: The mode of torch.compile, or None.
+        fullgraph: Whether to compile without graph breaks.
+        autocast: Whether to compute in bf16.
     """
 
     def __init__(
@@ -69,39 +85,38 @@ class Trainer:
         fullgraph: bool = True,
         autocast: bool = False,
     ) -> None:
-        """Warm up; `before` is the memory that was taken before the model was made."""
         self.model, self.device, self.autocast = model, device, autocast
         self.loss = torch.compile(loss, mode=compiled, fullgraph=fullgraph) if compiled else loss
         parameters = [p for p in model.parameters() if p.requires_grad]
-        self.optimiser = torch.optim.SGD(parameters, lr=lr, momentum=0.9)
+        self.optimizer = torch.optim.SGD(parameters, lr=lr, momentum=0.9)
         for _ in range(warmup):
             last = self.step()
         assert torch.isfinite(last), "the training diverged"
-        # On a CPU memory is counted operation by operation, which a compiled step does not show; on a GPU the pool of
-        # CUDA graphs is not in the count.
+        # On a CPU memory is counted per operation, which is impossible in a compiled step; on a GPU the count does not
+        # include the pool of CUDA graphs.
         hidden = compiled if device.type == "cpu" else compiled == "reduce-overhead"
         self.memory = None if hidden else self._peak_memory() - before
 
     def step(self) -> Tensor:
-        """One training step."""
-        self.optimiser.zero_grad(set_to_none=True)
+        """Take one training step and return the loss."""
+        self.optimizer.zero_grad(set_to_none=True)
         with torch.autocast(self.device.type, torch.bfloat16, enabled=self.autocast):
             loss = self.loss()
         loss.backward()
-        self.optimiser.step()
+        self.optimizer.step()
         return loss.detach()
 
     def time(self, steps: int) -> float:
-        """Milliseconds a step."""
+        """Return milliseconds per step."""
         return milliseconds(self.step, steps, self.device.type == "cuda")
 
     def _peak_memory(self) -> int:
-        self.optimiser.zero_grad(set_to_none=True)
+        self.optimizer.zero_grad(set_to_none=True)
         if self.device.type == "cuda":
             torch.cuda.reset_peak_memory_stats()
             self.step()
             return torch.cuda.max_memory_allocated()
-        state = [v for s in self.optimiser.state.values() for v in s.values() if isinstance(v, Tensor)]
+        state = [v for s in self.optimizer.state.values() for v in s.values() if isinstance(v, Tensor)]
         kept = sum(t.nbytes for t in [*self.model.parameters(), *self.model.buffers(), *state])
         with PeakMemory() as peak:
             self.step()
@@ -109,14 +124,14 @@ class Trainer:
 
 
 def machine_of(device: str) -> str:
-    """Name the machine that is measured."""
+    """Return the name of the GPU, or the processor and its threads."""
     return (
         torch.cuda.get_device_name() if device == "cuda" else f"{platform.machine()}, {torch.get_num_threads()} threads"
     )
 
 
 def write(path: Path | None, record: Mapping[str, Any]) -> None:
-    """Write what was measured as JSON, with the command and the versions, if there is a path."""
+    """Write results with command and versions as JSON, if a path is given."""
     if path is None:
         return
     command = "python " + shlex.join(sys.argv).partition(" --out")[0]

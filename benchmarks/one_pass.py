@@ -1,11 +1,11 @@
-"""What one pass by moments costs beside one plain forward pass and 30 draws of the weights, method by method.
+"""Measure the time of one pass by moments against a plain forward pass and 30 Monte Carlo samples, per method.
 
     python benchmarks/one_pass.py --network resnet18 --mode eager compiled --out benchmarks/results/one-pass.json
 
-All variants predict the same fixed random batch, under bf16 autocast. They take turns, round after round, so that a
-slow moment of the machine hits them all; times and ratios are medians over rounds. On a GPU, "busy" is the time that
-its kernels take: where it is far below the pass's, the pass waits for Python. Mean and variance of the weights, which
-one pass needs, are computed once for all passes; "weights_ms" is what that takes.
+All variants predict the same fixed random batch under bf16 autocast. They take turns, round after round, so that a slow
+moment of the machine affects all; times and ratios are medians over rounds. On a GPU, "busy" is the time of its
+kernels: if it is far below the time of the pass, the pass waits for Python. Mean and variance of the weights, which one
+pass needs, are computed once for all passes; "weights_ms" is the time for that.
 """
 
 import argparse
@@ -24,25 +24,25 @@ from step import COMPILED, TABLE_HEAD, table_row
 from torch import Tensor, nn
 
 import leanbayes as lb
-from leanbayes.models import build
-from leanbayes.network import tensors_of
+from leanbayes.core.network import tensors_of
+from leanbayes.networks import build
 from leanbayes.rules import MomentPropagation
 
 SHAPES = {"resnet18": (3, 32, 32), "vit-tiny": (3, 32, 32), "unet": (3, 128, 128), "lenet-5": (1, 28, 28)}
-DRAWS = 30
+SAMPLES = 30
 Run = Callable[[], Any]
 
 
 @dataclass(frozen=True)
 class Variant:
-    """One way to predict the batch, and what gives the weights of all its passes, where they can be had once."""
+    """A way to predict the batch, and the computation of the weights if it is shared by all passes."""
 
     run: Run
     weights: Run | None = None
 
 
 def sparse(net: nn.Module) -> lb.BayesianModel:
-    """Of all weights 5 %."""
+    """Return SSVI with 5 % of the weights."""
     return lb.bayesianize(net, lb.SSVI(density=0.05))
 
 
@@ -57,18 +57,18 @@ MODELS: dict[str, Callable[[nn.Module], lb.BayesianModel]] = {
 
 
 class Ways:
-    """How a model predicts the batch x; what is opened for many passes is closed with `stack`."""
+    """The ways to predict the batch x; `stack` closes contexts that stay open for many passes."""
 
     def __init__(self, x: Tensor, mode: str, stack: contextlib.ExitStack) -> None:
         self.x, self.compiled, self.stack = x, COMPILED[mode], stack
 
     def plain(self, network: Callable[[Tensor], Any]) -> Run:
-        """Call a network, or a function."""
+        """Return a call of a network or a function."""
         call = torch.compile(network, fullgraph=True, mode=self.compiled) if self.compiled else network
         return lambda: call(self.x)
 
     def one_pass(self, bnn: lb.BayesianModel, correlation: Any = "common") -> Variant:
-        """Take one pass by moments, with weights that are there."""
+        """Return one pass by moments, with precomputed weights."""
         bnn.rule = MomentPropagation(correlation)
         draw = bnn.next_draw()
         call = self.stack.enter_context(bnn.drawn(draw))
@@ -82,14 +82,14 @@ class Ways:
 
         return Variant(self.plain(forward), lambda: bnn.current_rule.weights(bnn.posterior, draw.key, False))
 
-    def draws(self, bnn: lb.BayesianModel, number: int = DRAWS) -> Variant:
-        """Draw the weights, or masks, for every pass."""
+    def samples(self, bnn: lb.BayesianModel, number: int = SAMPLES) -> Variant:
+        """Return passes that each draw weights or dropout masks."""
         bnn.rule = "sample"
         one = self.plain(lambda x: bnn(x))
         return Variant(one if number == 1 else lambda: [one() for _ in range(number)])
 
     def members(self, bnn: lb.BayesianModel) -> Variant:
-        """Take one pass through every network of an ensemble."""
+        """Return one pass through every network of an ensemble."""
         runs = [self.plain(network) for network in bnn.network.networks]  # type: ignore[union-attr]
         return Variant(lambda: [run() for run in runs])
 
@@ -97,23 +97,23 @@ class Ways:
 VARIANTS: dict[str, tuple[str, Callable[[Ways, lb.BayesianModel], Variant]]] = {
     "one pass": ("mean-field", Ways.one_pass),
     "one pass, independent": ("mean-field", lambda ways, bnn: ways.one_pass(bnn, "none")),
-    "one draw": ("mean-field", lambda ways, bnn: ways.draws(bnn, 1)),
-    f"{DRAWS} draws": ("mean-field", Ways.draws),
+    "one sample": ("mean-field", lambda ways, bnn: ways.samples(bnn, 1)),
+    f"{SAMPLES} samples": ("mean-field", Ways.samples),
     "one pass, sparse": ("sparse", Ways.one_pass),
-    f"{DRAWS} draws, sparse": ("sparse", Ways.draws),
+    f"{SAMPLES} samples, sparse": ("sparse", Ways.samples),
     "one pass, partial": ("partial", Ways.one_pass),
-    f"{DRAWS} draws, partial": ("partial", Ways.draws),
+    f"{SAMPLES} samples, partial": ("partial", Ways.samples),
     "one pass, shared": ("shared", Ways.one_pass),
-    f"{DRAWS} draws, shared": ("shared", Ways.draws),
-    f"{DRAWS} draws, dropout": ("dropout", Ways.draws),
+    f"{SAMPLES} samples, shared": ("shared", Ways.samples),
+    f"{SAMPLES} samples, dropout": ("dropout", Ways.samples),
     "ensemble of 5": ("ensemble", Ways.members),
 }
 PLAIN = "plain network"
-USUAL = ("one pass", "one pass, independent", "one draw", f"{DRAWS} draws")
+USUAL = ("one pass", "one pass, independent", "one sample", f"{SAMPLES} samples")
 
 
 def variants(name: str, chosen: Sequence[str], ways: Ways) -> dict[str, Variant]:
-    """Make the plain network, and every way to predict that was chosen."""
+    """Build the plain network and the chosen variants."""
     x = ways.x
     net = build(name, SHAPES[name], 10, seed=0).to(x.device).eval()
     if name != "vit-tiny":
@@ -159,17 +159,17 @@ def measure(name: str, mode: str, args: argparse.Namespace) -> list[dict[str, An
                 **middle([of[label] for of in rounds]),
                 "time_ratio": statistics.median(of[label] / of[PLAIN] for of in rounds),
                 "busy_ms": busy(one.run) if cuda else None,
-                "weights_ms": statistics.median(weights) if weights else None,  # eager, whatever the mode
+                "weights_ms": statistics.median(weights) if weights else None,  # eager in every mode
                 "memory_mb": memory.get(label),
-                # A CUDA graph has its memory from the start, and allocates none.
+                # A CUDA graph reserves its memory at the start and allocates none.
                 "memory_ratio": memory[label] / memory[PLAIN] if memory.get(PLAIN) else None,
             })  # fmt: skip
     return rows
 
 
 def passes_of(label: str, passes: int) -> int:
-    """Return how often a variant runs in one round; one that takes many passes runs once."""
-    return 1 if "draws" in label or "ensemble" in label else passes
+    """Return how often a variant runs per round; variants of many passes run once."""
+    return 1 if "samples" in label or "ensemble" in label else passes
 
 
 def main() -> None:
@@ -178,14 +178,14 @@ def main() -> None:
     parser.add_argument("--network", nargs="+", default=["resnet18"], choices=list(SHAPES))
     parser.add_argument("--mode", nargs="+", default=["eager"], choices=["eager", "compiled", "cudagraphs"])
     parser.add_argument(
-        "--variant", nargs="*", default=list(USUAL), choices=list(VARIANTS), help="beside the plain one"
+        "--variant", nargs="*", default=list(USUAL), choices=list(VARIANTS), help="variants besides the plain network"
     )
     parser.add_argument("--batch", type=int, default=256)
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
-    parser.add_argument("--fp32", action="store_true", help="no bf16 autocast")
-    parser.add_argument("--passes", type=int, default=10, help="passes in one round")
-    parser.add_argument("--repeats", type=int, default=20, help="rounds")
-    parser.add_argument("--out", type=Path, help="also write the figures to this JSON file")
+    parser.add_argument("--fp32", action="store_true", help="without bf16 autocast")
+    parser.add_argument("--passes", type=int, default=10, help="passes per round")
+    parser.add_argument("--repeats", type=int, default=20, help="number of rounds")
+    parser.add_argument("--out", type=Path, help="JSON file to write")
     args = parser.parse_args()
     machine, precision = machine_of(args.device), "fp32" if args.fp32 else "bf16"
     print(f"torch {torch.__version__}, {machine}, {precision}, batch {args.batch}")

@@ -1,7 +1,7 @@
-"""The peers, each behind one interface: how a network becomes Bayesian, its KL, its draws, and what it stores.
+"""Adapters of other libraries with one interface: conversion of a network, KL, sampling, and saving.
 
-All start from the network's own weights as means and from one σ, and believe in one prior, N(0, 0.1²); the rest are the
-defaults of each library. A library that is not installed raises ModuleNotFoundError when it is asked to convert.
+All start with the weights of the network as means and with one σ, and use one prior, N(0, 0.1²); everything else has
+the default of each library. If a library is not installed, `convert` raises ModuleNotFoundError.
 """
 
 import math
@@ -18,22 +18,22 @@ import leanbayes as lb
 
 NUM_DATA = 50_000
 PRIOR_STD = 0.1
-Gaussians = list[tuple[Tensor, Tensor]]  # means, and what σ is computed from
+Gaussians = list[tuple[Tensor, Tensor]]  # means, and the raw parameters of σ
 
 
 class Library:
-    """The plain network, and what all libraries share."""
+    """The plain network, and the base class of all libraries."""
 
     package: str | None = None
     trains = True
     one_pass_too = False
 
     def convert(self, net: nn.Module, std: float) -> nn.Module:
-        """Return the model that is trained, with this σ everywhere."""
+        """Return the model to train, with the same σ for all weights."""
         return net
 
     def gaussians(self, model: Any) -> Gaussians:
-        """Find what is stored of q(w)."""
+        """Return the stored parameters of q(w)."""
         return []
 
     def std(self, raw: Tensor) -> Tensor:
@@ -41,11 +41,11 @@ class Library:
         return F.softplus(raw)
 
     def draw(self, model: Any, x: Tensor) -> Any:
-        """Return the network's output for one draw of the weights."""
+        """Return the output for one sample of the weights."""
         return model(x)
 
     def kl(self, model: Any) -> Tensor:
-        """Return the KL that the library adds to the loss of a whole data set, after a draw."""
+        """Return the KL that the library adds to the loss of a whole data set, after a sample."""
         raise NotImplementedError  # abstract
 
     def loss(self, model: Any, x: Tensor, y: Tensor) -> Tensor:
@@ -54,24 +54,24 @@ class Library:
         return loss + self.kl(model) / NUM_DATA if self.package else loss
 
     @torch.no_grad()
-    def probabilities(self, model: Any, x: Tensor, draws: int) -> Tensor:
-        """Average the probabilities of some draws, as the libraries' examples do."""
+    def probabilities(self, model: Any, x: Tensor, samples: int) -> Tensor:
+        """Return mean probabilities over samples, as in the examples of the libraries."""
         total = self.draw(model, x).softmax(-1)
-        for _ in range(draws - 1):
+        for _ in range(samples - 1):
             total += self.draw(model, x).softmax(-1)
-        return total / draws
+        return total / samples
 
-    def outputs(self, model: Any, x: Tensor, draws: int) -> Tensor:
-        """Return the outputs of some draws."""
+    def outputs(self, model: Any, x: Tensor, samples: int) -> Tensor:
+        """Return the outputs of several samples."""
         with torch.no_grad():
-            return torch.stack([self.draw(model, x) for _ in range(draws)])
+            return torch.stack([self.draw(model, x) for _ in range(samples)])
 
     def one_pass(self, model: Any, x: Tensor) -> tuple[Tensor, Tensor]:
-        """Return mean and std of the outputs without draws."""
-        raise NotImplementedError  # only where one_pass_too
+        """Return mean and std of the outputs in one pass."""
+        raise NotImplementedError  # only if one_pass_too
 
     def save(self, model: Any, path: Path) -> None:
-        """Write what a user would keep."""
+        """Save the model as a user would."""
         torch.save(model.state_dict(), path)
 
     def _with_std(self, model: nn.Module, std: float) -> nn.Module:
@@ -82,13 +82,13 @@ class Library:
 
 
 class LeanBayes(Library):
-    """This library: mean-field, by draws of the weights; one pass by moments."""
+    """leanbayes: mean-field with sampled weights; one pass by moments."""
 
     package = "leanbayes"
     one_pass_too = True
 
     def convert(self, net: nn.Module, std: float) -> nn.Module:
-        return lb.bayesianize(net, lb.MeanField(prior=lb.Normal(PRIOR_STD), init_std=std, relative=False))
+        return lb.bayesianize(net, lb.MeanField(prior=lb.Normal(PRIOR_STD), init_std=std, relative=False), seed=0)
 
     def gaussians(self, model: Any) -> Gaussians:
         return [(model.posterior.mu, model.posterior.rho)]
@@ -97,10 +97,10 @@ class LeanBayes(Library):
         return model.kl()
 
     def loss(self, model: Any, x: Tensor, y: Tensor) -> Tensor:
-        return lb.elbo(model, x, y, num_data=NUM_DATA, check=False)
+        return lb.elbo_loss(model, x, y, num_data=NUM_DATA, check=False)
 
-    def probabilities(self, model: Any, x: Tensor, draws: int) -> Tensor:
-        return model.predict(x, samples=draws).probs
+    def probabilities(self, model: Any, x: Tensor, samples: int) -> Tensor:
+        return model.predict(x, samples=samples).probs
 
     def one_pass(self, model: Any, x: Tensor) -> tuple[Tensor, Tensor]:
         with torch.no_grad(), model.using("moments"):
@@ -108,11 +108,11 @@ class LeanBayes(Library):
         return output.loc, output.variance.sqrt()
 
     def save(self, model: Any, path: Path) -> None:
-        model.save(path)
+        lb.save(model, path)
 
 
 class BayesianTorch(Library):
-    """bayesian-torch, converted with the network's weights kept (MOPED)."""
+    """bayesian-torch, with the weights of the network as means (MOPED)."""
 
     package = "bayesian-torch"
 
@@ -144,7 +144,7 @@ class BayesianTorch(Library):
 
 
 class TorchUncertainty(Library):
-    """torch-uncertainty, which has Bayesian layers and no converter: linear and convolutional ones are put in."""
+    """torch-uncertainty has Bayesian layers but no converter; linear and convolutional layers are replaced here."""
 
     package = "torch-uncertainty"
 
@@ -164,7 +164,7 @@ class TorchUncertainty(Library):
 
 
 class Blitz(Library):
-    """blitz, which has Bayesian layers and no converter: linear and convolutional ones are put in."""
+    """blitz has Bayesian layers but no converter; linear and convolutional layers are replaced here."""
 
     package = "blitz-bayesian-pytorch"
 
@@ -186,10 +186,10 @@ class Blitz(Library):
 
 
 class FastBNNs(Library):
-    """FastBNNs: trained by moments and its own Gaussian loss (on one-hot labels); tensors as inputs give draws.
+    """FastBNNs: trained by moments with its own Gaussian loss (on one-hot labels); tensor inputs give samples.
 
-    Version 0.4.3 starts the ρ of a layer as one number that all entries share, and no optimiser can step on that; here
-    each entry has its own.
+    Version 0.4.3 initializes the ρ of a layer as one expanded number, which no optimizer can update; here each entry
+    has its own memory.
     """
 
     package = "fastbnns"
@@ -202,7 +202,9 @@ class FastBNNs(Library):
         return self._with_std(model, std)
 
     def gaussians(self, model: Any) -> Gaussians:
-        parameters = dict(model.named_parameters(remove_duplicate=False))  # a mean is also the wrapped layer's weight
+        parameters = dict(
+            model.named_parameters(remove_duplicate=False)
+        )  # the means are also weights of the wrapped layers
         return [
             (parameters[name.removesuffix("_rho") + "_mean"], raw)
             for name, raw in parameters.items()
@@ -238,12 +240,12 @@ class FastBNNs(Library):
 
 
 class Posteriors(Library):
-    """posteriors: its diagonal variational inference on a functional call of the network."""
+    """posteriors: diagonal variational inference with functional calls of the network."""
 
     package = "posteriors"
 
     def convert(self, net: nn.Module, std: float) -> nn.Module:
-        import posteriors  # noqa: F401 so that a missing one is found here
+        import posteriors  # noqa: F401 (raises an error here if it is not installed)
 
         return _Functional(net, std)
 
@@ -279,7 +281,7 @@ class Posteriors(Library):
 
 
 class _Functional(nn.Module):
-    """The state of a variational distribution over all parameters of a network."""
+    """A variational distribution over all parameters of a network."""
 
     def __init__(self, net: nn.Module, std: float) -> None:
         super().__init__()
@@ -289,7 +291,7 @@ class _Functional(nn.Module):
         self.net = net.requires_grad_(False)
 
     def tree(self, values: Any) -> dict[str, Tensor]:
-        """Name some values as the network does."""
+        """Return values by parameter name."""
         return dict(zip(self.names, values, strict=True))
 
     def stds(self) -> dict[str, Tensor]:
@@ -302,7 +304,7 @@ class _Functional(nn.Module):
 
 
 class LaplaceTorch(Library):
-    """laplace-torch with its defaults, the last layer with Kronecker factors: fitted after a plain training."""
+    """laplace-torch with its defaults: Kronecker factors of the last layer, fitted after deterministic training."""
 
     package = "laplace-torch"
     trains = False
@@ -316,15 +318,15 @@ class LaplaceTorch(Library):
         return Laplace(net.eval(), self.kind)
 
     def fit(self, model: Any, x: Tensor, y: Tensor) -> None:
-        """Fit to one batch, whatever it was fitted to before."""
+        """Fit to one batch, replacing an earlier fit."""
         y = F.one_hot(y, 10).to(x.dtype) if self.kind == "regression" else y
         model.fit(DataLoader(TensorDataset(x, y), batch_size=len(x)))
 
-    def probabilities(self, model: Any, x: Tensor, draws: int) -> Tensor:
-        return model(x, pred_type="nn", link_approx="mc", n_samples=draws)
+    def probabilities(self, model: Any, x: Tensor, samples: int) -> Tensor:
+        return model(x, pred_type="nn", link_approx="mc", n_samples=samples)
 
-    def outputs(self, model: Any, x: Tensor, draws: int) -> Tensor:
-        return model.predictive_samples(x, pred_type="nn", n_samples=draws)
+    def outputs(self, model: Any, x: Tensor, samples: int) -> Tensor:
+        return model.predictive_samples(x, pred_type="nn", n_samples=samples)
 
     def one_pass(self, model: Any, x: Tensor) -> tuple[Tensor, Tensor]:
         mean, covariance = model(x)
@@ -335,7 +337,7 @@ class LaplaceTorch(Library):
 
 
 def _pairs(model: nn.Module, mean: str, raw: str) -> Gaussians:
-    """Pair parameters by parts of their names."""
+    """Return pairs of parameters with matching names."""
     parameters = dict(model.named_parameters())
     return [
         (value, parameters[name.replace(mean, raw)])
@@ -345,7 +347,7 @@ def _pairs(model: nn.Module, mean: str, raw: str) -> Gaussians:
 
 
 def _replaced(net: nn.Module, linear: Any, conv: Any, prior: dict[str, Any]) -> nn.Module:
-    """Put Bayesian layers in place of linear and convolutional ones, with their weights as means."""
+    """Replace linear and convolutional layers by Bayesian layers with the same means."""
     for name, old in [(n, m) for n, m in net.named_modules() if type(m) in (nn.Linear, nn.Conv2d)]:
         bias = old.bias is not None
         if isinstance(old, nn.Linear):

@@ -1,13 +1,13 @@
-"""leanbayes beside its peers in one run: what a step and a prediction cost, what is stored, and what is right.
+"""Compare leanbayes with other libraries in one run: cost of a step and a prediction, size on disk, and correctness.
 
     pip install '.[peers]'
     python benchmarks/peers.py --out benchmarks/results/peers-cpu.json
 
-A step is forward, backward and SGD with momentum in fp32, on fixed random data; of laplace-torch, which does not train,
-it is the fit to one batch. The libraries take turns, round after round; times and ratios are medians over rounds, and
-the unit is the plain network. Memory is the peak during a step, parameters and optimiser state included. Bytes moved
-are counted over forward and backward. A prediction averages 30 draws, the plain network's is one pass. What a library
-cannot do is reported with its error.
+A step is forward, backward and SGD with momentum in fp32, on fixed random data; for laplace-torch, which does not
+train, it is the fit to one batch. The libraries take turns, round after round; times and ratios are medians over
+rounds, relative to the plain network. Memory is the peak during a step, with parameters and optimizer state. Bytes
+moved are counted over forward and backward. A prediction averages 30 samples; that of the plain network is one pass. If
+a library fails, the program reports its error.
 """
 
 import argparse
@@ -25,26 +25,25 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from measuring import Trainer, machine_of, middle, milliseconds, write
+from measuring import Trainer, count_cost, machine_of, middle, milliseconds, write
 from peer_libraries import LIBRARIES, PRIOR_STD, LaplaceTorch, Library
 from step import batch, network
 from torch import Tensor, nn
 from torch.distributions import Normal, kl_divergence
 
-from leanbayes.cost import count_cost
 from leanbayes.data import Batches, Data, load
-from leanbayes.models import small_cnn
+from leanbayes.networks import small_cnn
 
 STD = 0.05  # σ of every weight
-DRAWS = 30
-COST_HEAD = """| network | library | step ms (quartiles) | time × | memory × | moved × | 30 draws × | one pass × | disk × |
+SAMPLES = 30
+COST_HEAD = """| network | library | step ms (quartiles) | time × | memory × | moved × | 30 samples × | one pass × | disk × |
 |---|---|---|---|---|---|---|---|---|"""  # noqa: E501
 PROBE_HEAD = """| library | KL | KL's gradient | error of σ's gradient | std | correlation | attention | BatchNorm |
 |---|---|---|---|---|---|---|---|"""
 
 
 def versions() -> dict[str, str]:
-    """Tell which version of each library is installed."""
+    """Return the installed version of each library."""
     found = {}
     for package in {library.package for library in LIBRARIES.values() if library.package}:
         try:
@@ -55,7 +54,7 @@ def versions() -> dict[str, str]:
 
 
 def attempt(errors: dict[str, str], what: str, action: Callable[[], Any]) -> Any:
-    """Do it, or note why it cannot be done: that is a result too."""
+    """Return the result of an action; if it fails, record the error and return None."""
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
@@ -66,11 +65,11 @@ def attempt(errors: dict[str, str], what: str, action: Callable[[], Any]) -> Any
         return None
 
 
-# -- what it costs ----------------------------------------------------------------------------------------------------
+# -- cost -------------------------------------------------------------------------------------------------------------
 
 
 class Contender:
-    """One library on one network, ready to take steps and to predict."""
+    """A library on a network, ready to train and predict."""
 
     def __init__(self, library: Library, name: str, args: argparse.Namespace) -> None:
         device = torch.device(args.device)
@@ -89,15 +88,15 @@ class Contender:
         self.model, self.bytes = model, cost.bytes
 
     def predict(self) -> Any:
-        """Average 30 draws, or run the plain network."""
-        return self.library.probabilities(self.model, self.x, DRAWS if self.library.package else 1)
+        """Average 30 samples, or run the plain network once."""
+        return self.library.probabilities(self.model, self.x, SAMPLES if self.library.package else 1)
 
     def one_pass(self) -> Any:
-        """Mean and std without draws."""
+        """Return mean and std in one pass."""
         return self.library.one_pass(self.model, self.x)
 
     def stored(self) -> int:
-        """Bytes on disk."""
+        """Return the bytes on disk."""
         with tempfile.TemporaryDirectory() as folder:
             path = Path(folder) / "model"
             self.library.save(self.model, path)
@@ -105,7 +104,7 @@ class Contender:
 
 
 def times(runs: dict[str, Callable[[], Any]], each: int, args: argparse.Namespace) -> dict[str, dict[str, Any]]:
-    """Time runs in turns, and set them beside the plain network's."""
+    """Time calls in turns; ratios are relative to the plain network."""
     cuda = args.device == "cuda"
     rounds = [{label: milliseconds(run, each, cuda) for label, run in runs.items()} for _ in range(args.repeats)]
     found = {}
@@ -120,7 +119,7 @@ def costs(name: str, args: argparse.Namespace) -> list[dict[str, Any]]:
     rows: dict[str, dict[str, Any]] = {}
     ready: dict[str, Contender] = {}
     if args.device == "cuda":
-        Contender(LIBRARIES["plain network"], name, args)  # GPU libraries take their workspaces before any is measured
+        Contender(LIBRARIES["plain network"], name, args)  # allocates the workspaces of GPU libraries
     for label in args.library:
         gc.collect()
         rows[label] = {"network": name, "library": label, "errors": {}}
@@ -146,36 +145,36 @@ def costs(name: str, args: argparse.Namespace) -> list[dict[str, Any]]:
     for label, found in times(passes, 1, args).items():
         rows[label]["one_pass"] = found
     for row in rows.values():
-        for figure in ("moved", "memory", "stored"):
-            if row.get(figure) is not None:
-                row[f"{figure}_ratio"] = row[figure] / rows["plain network"][figure]
+        for cost in ("moved", "memory", "stored"):
+            if row.get(cost) is not None:
+                row[f"{cost}_ratio"] = row[cost] / rows["plain network"][cost]
     return list(rows.values())
 
 
 def cost_row(row: dict[str, Any]) -> str:
-    """Lay out what one library costs."""
+    """Format the costs of one library."""
     if "step" not in row:
         return f"| {row['network']} | {row['library']} | {row['errors']['step']} | | | | | | |"
     low, high = row["step"]["ms_quartiles"]
-    figures = [row["step"]["ratio"], row.get("memory_ratio"), row["moved_ratio"]]
-    figures += [row.get(name, {}).get("ratio") for name in ("predict", "one_pass")] + [row.get("stored_ratio")]
+    ratios = [row["step"]["ratio"], row.get("memory_ratio"), row["moved_ratio"]]
+    ratios += [row.get(name, {}).get("ratio") for name in ("predict", "one_pass")] + [row.get("stored_ratio")]
     cells = [row["network"], row["library"], f"{row['step']['ms']:.1f} ({low:.1f} to {high:.1f})"]
-    cells += ["" if figure is None else f"{figure:.2f}" for figure in figures]
+    cells += ["" if ratio is None else f"{ratio:.2f}" for ratio in ratios]
     return f"| {' | '.join(cells)} |"
 
 
-# -- what is right ----------------------------------------------------------------------------------------------------
+# -- correctness ------------------------------------------------------------------------------------------------------
 
 
 @functools.cache
 def digits() -> Data:
-    """Handwritten digits of 8×8 pixels, which scikit-learn brings along."""
+    """Return handwritten digits of 8×8 pixels, which are part of scikit-learn."""
     return load("digits")
 
 
 def images() -> tuple[Tensor, Tensor]:
-    """Some of them, and their labels."""
-    return next(Batches(digits().test, 64, shuffle=False, normalise=digits().normalise).epoch())
+    """Return some digits and their labels."""
+    return next(Batches(digits().test, 64, shuffle=False, normalize=digits().normalize).epoch())
 
 
 @functools.cache
@@ -184,25 +183,25 @@ def _trained() -> nn.Module:
     torch.manual_seed(0)
     convolutions = [nn.Conv2d(1, 8, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2), nn.Conv2d(8, 16, 3, padding=1)]
     net = nn.Sequential(*convolutions, nn.ReLU(), nn.MaxPool2d(2), nn.Flatten(), nn.Linear(64, 10))
-    optimiser = torch.optim.Adam(net.parameters(), lr=3e-3)
-    batches = Batches(digits().train, 64, normalise=digits().normalise)
+    optimizer = torch.optim.Adam(net.parameters(), lr=3e-3)
+    batches = Batches(digits().train, 64, normalize=digits().normalize)
     for epoch in range(10):
         for x, y in batches.epoch(epoch):
-            optimiser.zero_grad()
+            optimizer.zero_grad()
             F.cross_entropy(net(x), y).backward()
-            optimiser.step()
+            optimizer.step()
     return net
 
 
 def cnn() -> nn.Module:
-    """A copy of the trained network."""
+    """Return a copy of the trained network."""
     return copy.deepcopy(_trained())
 
 
 def kl_ratios(library: Library) -> tuple[float, float]:
-    """Divide the library's KL by the exact one of what it stores, and its gradient by means along the exact one's.
+    """Return the KL of the library over the exact KL of its parameters, and the same for the gradient of the means.
 
-    Both are means over draws where the KL is random.
+    The gradient is projected on the exact one. Both are averaged over samples if the KL is random.
     """
     model = library.convert(cnn(), STD)
     pairs = library.gaussians(model)
@@ -220,9 +219,9 @@ def kl_ratios(library: Library) -> tuple[float, float]:
 
 
 def gradient_error(library: Library) -> float:
-    """Compare σ's gradient of two draws before one backward pass with the sum of one after the other.
+    """Return the relative error of σ's gradient for two samples before one backward pass.
 
-    The same noise is drawn both times; the error is relative.
+    The reference takes a backward pass after each sample, with the same noise.
     """
     x, y = images()
     gradients = []
@@ -242,10 +241,11 @@ def gradient_error(library: Library) -> float:
     return float((first - second).norm() / second.norm())
 
 
-def one_pass_accuracy(library: Library, draws: int) -> tuple[float, float]:
-    """Compare the std of one pass with that of the library's own draws, over examples and outputs.
+def one_pass_accuracy(library: Library, samples: int) -> tuple[float, float]:
+    """Compare the std of one pass with that of the library's own samples, over examples and outputs.
 
-    Returns the median of their ratio, and the correlation of their logarithms.
+    Returns:
+        The median of their ratio, and the correlation of their logarithms.
     """
     model = library.convert(cnn(), STD)
     x, y = images()
@@ -253,13 +253,13 @@ def one_pass_accuracy(library: Library, draws: int) -> tuple[float, float]:
         library.fit(model, x, y)
     else:
         model.eval()
-    found, true = library.one_pass(model, x)[1], library.outputs(model, x, draws).std(0)
+    found, true = library.one_pass(model, x)[1], library.outputs(model, x, samples).std(0)
     correlation = torch.corrcoef(torch.stack([found.flatten().log(), true.flatten().log()]))[0, 1]
     return float((found / true).median()), float(correlation)
 
 
 class Attention(nn.Module):
-    """Self-attention that also returns its weights, which depend on the projections that go in alone."""
+    """Self-attention that also returns its attention weights, which depend only on the input projections."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -271,7 +271,7 @@ class Attention(nn.Module):
 
 
 def attention(library: Library) -> str:
-    """Tell which projections of nn.MultiheadAttention become random."""
+    """Return which projections of nn.MultiheadAttention become random."""
     torch.manual_seed(0)
     model = library.convert(Attention(), STD)
     x = torch.randn(2, 5, 16, generator=torch.Generator().manual_seed(0))
@@ -281,22 +281,22 @@ def attention(library: Library) -> str:
 
 
 def batchnorm(library: Library) -> str:
-    """Tell whether convolutions with BatchNorm train, and are random in evaluation mode."""
+    """Return whether convolutions with BatchNorm train and are random in evaluation mode."""
     torch.manual_seed(0)
     model = library.convert(small_cnn(), STD)
     x, y = images()
-    optimiser = torch.optim.SGD([p for p in model.parameters() if p.requires_grad], lr=1e-3)
+    optimizer = torch.optim.SGD([p for p in model.parameters() if p.requires_grad], lr=1e-3)
     for _ in range(3):
-        optimiser.zero_grad()
+        optimizer.zero_grad()
         loss = library.loss(model.train(), x, y)
         loss.backward()
-        optimiser.step()
+        optimizer.step()
     one, other = library.outputs(model.eval(), x, 2)
     return "not finite" if not loss.isfinite() else "stays fixed" if torch.equal(one, other) else "random"
 
 
-def probes(label: str, draws: int) -> dict[str, Any]:
-    """Look at one library."""
+def probes(label: str, samples: int) -> dict[str, Any]:
+    """Run all correctness checks on one library."""
     library, errors = LIBRARIES[label], {}
     row: dict[str, Any] = {"library": label, "errors": errors}
     if library.trains:
@@ -308,13 +308,13 @@ def probes(label: str, draws: int) -> dict[str, Any]:
     else:
         library = LaplaceTorch("regression")
     if library.one_pass_too:
-        found = attempt(errors, "std_ratio", lambda: one_pass_accuracy(library, draws))
+        found = attempt(errors, "std_ratio", lambda: one_pass_accuracy(library, samples))
         row["std_ratio"], row["std_correlation"] = found or (None, None)
     return row
 
 
 def probe_row(row: dict[str, Any]) -> str:
-    """Lay out what was found of one library."""
+    """Format the checks of one library."""
     cells = [row["library"]]
     forms = {"kl_ratio": ".3g", "kl_gradient_ratio": ".3g", "gradient_error": ".1g"}
     forms |= {"std_ratio": ".2f", "std_correlation": ".2f"}
@@ -325,18 +325,18 @@ def probe_row(row: dict[str, Any]) -> str:
 
 
 def main() -> None:
-    """Measure and probe every library, and print two tables."""
+    """Check and measure every library, and print two tables."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--network", nargs="+", default=["lenet", "cnn"], choices=["resnet18", "cnn", "lenet", "mlp"])
     parser.add_argument("--library", nargs="+", default=list(LIBRARIES), choices=list(LIBRARIES))
     parser.add_argument("--batch", type=int, default=64)
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
-    parser.add_argument("--steps", type=int, default=3, help="steps in one round")
-    parser.add_argument("--repeats", type=int, default=5, help="rounds")
+    parser.add_argument("--steps", type=int, default=3, help="steps per round")
+    parser.add_argument("--repeats", type=int, default=5, help="number of rounds")
     parser.add_argument("--warmup", type=int, default=2)
-    parser.add_argument("--draws", type=int, default=2000, help="draws that one pass is compared with")
-    parser.add_argument("--costs-only", action="store_true", help="leave out the probes, which need no GPU")
-    parser.add_argument("--out", type=Path, help="also write the figures to this JSON file")
+    parser.add_argument("--samples", type=int, default=2000, help="samples to compare one pass with")
+    parser.add_argument("--costs-only", action="store_true", help="skip the correctness checks, which need no GPU")
+    parser.add_argument("--out", type=Path, help="JSON file to write")
     args = parser.parse_args()
     if "plain network" not in args.library:
         args.library.insert(0, "plain network")
@@ -353,7 +353,7 @@ def main() -> None:
         print(f"\n{PROBE_HEAD}", flush=True)
         for label in args.library:
             if LIBRARIES[label].package:
-                record["probes"].append(probes(label, args.draws))
+                record["probes"].append(probes(label, args.samples))
                 print(probe_row(record["probes"][-1]), flush=True)
     print(f"\n{COST_HEAD}")
     for name in args.network:

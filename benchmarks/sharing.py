@@ -1,11 +1,11 @@
-"""How long it takes to share the weights of a ResNet-18, and how well the mixture fits, beside scikit-learn.
+"""Measure the time to share the weights of a ResNet-18 and the fit of the mixture, against scikit-learn.
 
     python benchmarks/sharing.py --out benchmarks/results/sharing-cpu.json
 
-The weights are drawn as those of a trained mean-field network lie: μ of each layer Gaussian by its fan-in, σ
-log-normal. The whole of it is timed, from μ and σ to labels, outliers, blends and merged components. scikit-learn gets
-samples, because it compares every point with every centre: k-means is judged by the mean squared distance of all points
-to its centres, the mixture by the mean log-likelihood of the points that both were fitted to.
+The weights have the distribution of a trained mean-field network: μ of each layer is Gaussian by its fan-in, σ is
+log-normal. The timing covers all steps, from μ and σ to labels, outliers, blends and merged components. scikit-learn
+gets a subset, because it compares every point with every center. The score of k-means is the mean squared distance of
+all points to their centers, that of the mixture the mean log-likelihood of the points that both were fitted to.
 """
 
 import argparse
@@ -23,15 +23,15 @@ from sklearn.mixture import GaussianMixture
 from torch import Tensor
 
 import leanbayes as lb
-from leanbayes.compression import em
-from leanbayes.compression.clustering import assign, kmeans
-from leanbayes.compression.sharing import SharingSettings, share_weights
-from leanbayes.compression.tiles import Tiles
-from leanbayes.models import build
+from leanbayes.methods.weight_sharing import em
+from leanbayes.methods.weight_sharing.clustering import assign, kmeans
+from leanbayes.methods.weight_sharing.codebook import SharingSettings, share_weights
+from leanbayes.methods.weight_sharing.tiles import Tiles
+from leanbayes.networks import build
 
 
 def trained_weights(device: torch.device, copies: int) -> tuple[Tensor, Tensor, Tensor]:
-    """Draw μ, σ and mean |gradient| of all weights of a ResNet-18, or of several."""
+    """Draw μ, σ and mean |gradient| of all weights of one or several ResNet-18."""
     generator = torch.Generator().manual_seed(0)
     layout = lb.bayesianize(build("resnet-18", (3, 32, 32), 10, seed=0), lb.MeanField()).posterior.layout
     means, stds = [], []
@@ -53,7 +53,7 @@ def timed(action: Callable[[], Any], device: torch.device) -> tuple[Any, float]:
 
 
 def whole(mean: Tensor, std: Tensor, gradient: Tensor, settings: SharingSettings, repeats: int) -> dict[str, Any]:
-    """Time everything, several times; the first warms up."""
+    """Time all steps several times; the first run is a warm-up."""
     runs = [timed(lambda: share_weights(mean, std, settings, gradient), mean.device) for _ in range(repeats)]
     sharing = runs[-1][0]
     loc, variance = sharing.weights(mean, std)
@@ -71,11 +71,11 @@ def whole(mean: Tensor, std: Tensor, gradient: Tensor, settings: SharingSettings
 
 
 def clusters(points: Tensor, count: int, sample: int) -> dict[str, Any]:
-    """Set k-means beside scikit-learn's on a sample."""
+    """Compare k-means with that of scikit-learn on a subset."""
     tiles, sorting = timed(lambda: Tiles(points), points.device)
-    (centres, clusters), ours = timed(lambda: kmeans(tiles, count), points.device)
+    (centers, clusters), ours = timed(lambda: kmeans(tiles, count), points.device)
     fitted, fitting = timed(lambda: em.fit(tiles, clusters, SharingSettings.passes, full_steps=1), points.device)
-    unit = float(points[:, 0].std())  # in double precision and units of the spread, which is kind to its expansion
+    unit = float(points[:, 0].std())  # double precision and unit scale, for the accuracy of scikit-learn's distances
     some = (points[:: len(points) // sample][:sample].double() / unit).cpu().numpy()
     peer = MiniBatchKMeans(count, batch_size=16384, max_iter=5, n_init=1, random_state=0, reassignment_ratio=0)
     found, theirs = timed(lambda: peer.fit(some), torch.device("cpu"))
@@ -85,7 +85,7 @@ def clusters(points: Tensor, count: int, sample: int) -> dict[str, Any]:
         "sorting_seconds": sorting,
         "seconds": ours,
         "stepwise_em_seconds": fitting,
-        "mean_squared_distance": float((points - centres[assign(tiles, centres)]).double().square().sum(1).mean()),
+        "mean_squared_distance": float((points - centers[assign(tiles, centers)]).double().square().sum(1).mean()),
         "log_likelihood_of_clusters": likelihoods[0],
         "log_likelihood": likelihoods[1],
         "sklearn_points": len(some),
@@ -96,7 +96,7 @@ def clusters(points: Tensor, count: int, sample: int) -> dict[str, Any]:
 
 
 def mixtures(points: Tensor, count: int, sample: int, steps: int) -> dict[str, Any]:
-    """Set the mixture beside scikit-learn's, both on the same sample and with the same number of components."""
+    """Compare the mixture with that of scikit-learn, on the same subset and with as many components."""
     some = points[:: len(points) // sample][:sample]
     scale = some.double().std(0)
     scaled = (some.double() / scale).float()
@@ -108,9 +108,9 @@ def mixtures(points: Tensor, count: int, sample: int, steps: int) -> dict[str, A
     mixture, seconds = timed(ours, points.device)
     peer = GaussianMixture(count, max_iter=steps, random_state=0, tol=1e-4)
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # that it has not converged
+        warnings.simplefilter("ignore")  # not converged
         found, theirs = timed(lambda: peer.fit(scaled.double().cpu().numpy()), torch.device("cpu"))
-    unit = float(scale.log().sum())  # the density of unscaled points
+    unit = float(scale.log().sum())  # to the density of unscaled points
     return {
         "components": count,
         "points": len(some),
@@ -125,13 +125,13 @@ def mixtures(points: Tensor, count: int, sample: int, steps: int) -> dict[str, A
 
 
 def main() -> None:
-    """Time everything and print it."""
+    """Measure everything and print the results."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--components", type=int, default=6000)
-    parser.add_argument("--copies", type=int, default=1, help="how many ResNet-18 at once: 8 are as large as ViT-B/16")
+    parser.add_argument("--copies", type=int, default=1, help="number of ResNet-18: 8 are as large as ViT-B/16")
     parser.add_argument("--repeats", type=int, default=2)
-    parser.add_argument("--out", type=Path, help="also write the figures to this JSON file")
+    parser.add_argument("--out", type=Path, help="JSON file to write")
     args = parser.parse_args()
     device = torch.device(args.device)
     machine = machine_of(device.type)

@@ -1,8 +1,8 @@
-"""How many bytes a ResNet-18 takes on disk: plain, mean-field, partial and sparse, each as `bnn.save` writes it.
+"""Measure the size of a ResNet-18 on disk: deterministic, mean-field, partial and sparse, as written by `lb.save`.
 
     python benchmarks/size.py --out benchmarks/results/size.json
 
-The networks are not trained: what is stored depends on the method alone, but for a few bytes of positions.
+The networks are not trained: the size depends only on the method, up to a few bytes of positions.
 """
 
 import argparse
@@ -13,7 +13,7 @@ from typing import Any
 from measuring import write
 
 import leanbayes as lb
-from leanbayes.models import build
+from leanbayes.networks import build
 
 METHODS = {
     "deterministic": lb.Deterministic(),
@@ -27,22 +27,22 @@ HEAD = "| method | MB on disk | × plain |\n|---|---|---|"
 
 
 def bytes_of(method: lb.Method) -> int:
-    """Save a model and look at the file."""
+    """Return the size of a saved model."""
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "model.safetensors"
-        lb.bayesianize(build("resnet-18", (3, 32, 32), 10, seed=0), method).save(path)
+        lb.save(lb.bayesianize(build("resnet-18", (3, 32, 32), 10, seed=0), method), path)
         return path.stat().st_size
 
 
 def table_row(row: dict[str, Any]) -> str:
-    """Lay out one method's figures."""
+    """Format the results of one method."""
     return f"| {row['method']} | {row['bytes'] / 1e6:.2f} | {row['ratio']:.2f} |"
 
 
 def main() -> None:
-    """Save one model of each method and print one table."""
+    """Save one model per method and print a table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--out", type=Path, help="also write the figures to this JSON file")
+    parser.add_argument("--out", type=Path, help="JSON file to write")
     args = parser.parse_args()
     sizes = {name: bytes_of(method) for name, method in METHODS.items()}
     rows = [{"method": name, "bytes": size, "ratio": size / sizes["deterministic"]} for name, size in sizes.items()]

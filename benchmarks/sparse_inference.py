@@ -1,10 +1,10 @@
-"""What sparse kernels save where weights are mostly zero: per shape of layer, and for whole networks, on a CPU.
+"""Measure the speedup of sparse kernels for sparse weights on a CPU: per layer shape, and for whole networks.
 
     python benchmarks/sparse_inference.py --out benchmarks/results/sparse-inference.json
 
-A layer is timed both ways and as a model picks by its own measurement, which must not be slower than dense
-by more than noise. Networks predict with 5 draws, with sparse kernels allowed and without. Ways take turns, round after
-round; times are medians over rounds.
+A layer is timed with dense and with sparse kernels, and with the choice that a model makes by sizes and density, which
+must seldom be slower than dense. Networks predict with 5 samples, with and without sparse kernels. The
+variants take turns, round after round; times are medians over rounds.
 """
 
 import argparse
@@ -20,11 +20,11 @@ from measuring import machine_of, milliseconds, write
 from torch import Tensor
 
 import leanbayes as lb
-from leanbayes.layout import Slot
-from leanbayes.models import build
+from leanbayes.core.layout import Slot
+from leanbayes.networks import build
 from leanbayes.posteriors import SparsePointPosterior
-from leanbayes.sparsity.blocks import Blocks
-from leanbayes.sparsity.weights import Pattern, SparseWeight
+from leanbayes.posteriors.subspace.blocks import Blocks
+from leanbayes.posteriors.subspace.sparse_weight import Pattern, SparseWeight
 
 # (outputs, inputs, taps, pixels): linear layers have no pixels.
 LAYERS = (
@@ -41,29 +41,29 @@ LAYERS = (
 NETWORKS = {"lenet-300-100": (1, 28, 28), "vit-tiny": (3, 32, 32), "resnet-18": (3, 32, 32)}
 DENSITIES = (0.1, 0.05, 0.02)
 BATCHES = (1, 16, 128)
-BLOCKS = (1, 16)  # square ones, of linear layers
-DRAWS = 5
+BLOCKS = (1, 16)  # square blocks of linear layers
+SAMPLES = 5
 LAYER_HEAD = """| layer | blocks | density | batch | dense ms | sparse ms | picked ms | dense / picked |
 |---|---|---|---|---|---|---|---|"""
-NETWORK_HEAD = f"""| network, {DRAWS} draws | density | batch | dense ms | picked ms | dense / picked |
+NETWORK_HEAD = f"""| network, {SAMPLES} samples | density | batch | dense ms | picked ms | dense / picked |
 |---|---|---|---|---|---|"""
 
 
 class Always(Pattern):
-    """A pattern that is multiplied by in the sparse way, whatever it takes."""
+    """A pattern that always uses sparse kernels."""
 
     def pays(self, *args: Any) -> bool:
-        """Say yes."""
+        """Return True."""
         return True
 
 
 def timed(ways: dict[str, Callable[[], Any]], rounds: int) -> dict[str, float]:
-    """Median milliseconds of each way; they take turns."""
+    """Return the median milliseconds of each variant; they take turns."""
     times: dict[str, list[float]] = {name: [] for name in ways}
     for number in range(rounds + 1):
         for name, way in ways.items():
             taken = milliseconds(way, 1, cuda=False)
-            if number:  # the first round warms up
+            if number:  # the first round is a warm-up
                 times[name].append(taken)
     return {name: statistics.median(values) for name, values in times.items()}
 
@@ -71,7 +71,7 @@ def timed(ways: dict[str, Callable[[], Any]], rounds: int) -> dict[str, float]:
 def layer(
     outputs: int, inputs: int, taps: int, pixels: int, block: int, density: float, batch: int, rounds: int
 ) -> dict[str, Any]:
-    """Time one layer, whose weights are active one by one or in square blocks."""
+    """Time one layer with single active weights or square blocks."""
     shape = (outputs, inputs, taps, taps) if pixels else (outputs, inputs)
     slot = Slot(("weight",), shape, tuple(range(len(shape))), torch.float32, 1)
     blocks = Blocks(slot, (block, block))
@@ -95,38 +95,38 @@ def layer(
         "density": density,
         "batch": batch,
         **{f"{name}_ms": value for name, value in times.items()},
-        "picks_sparse": next(iter(picking.chosen.values())),
+        "picks_sparse": picking.pays(batch * max(pixels, 1) ** 2),
     }
 
 
 def dense_weights(posterior: SparsePointPosterior, active: Tensor) -> list[Tensor]:
-    """Lay all active weights into dense tensors, in one go."""
-    return posterior.layout.split(posterior.spread(active))
+    """Return all weights as dense tensors."""
+    return posterior.layout.split(posterior.scatter(active))
 
 
 def network(name: str, density: float, batch: int, rounds: int) -> dict[str, Any]:
-    """Time the prediction of a network by draws."""
+    """Time the prediction of a network with samples."""
     shape = NETWORKS[name]
     bnn = lb.bayesianize(build(name, shape, 10, seed=0), lb.SSVI(density=density)).eval()
     x = torch.randn(batch, *shape)
 
     def dense() -> Any:
         with mock.patch.object(SparsePointPosterior, "_weights", dense_weights):
-            return bnn.predict(x, DRAWS)
+            return bnn.predict(x, SAMPLES)
 
-    times = timed({"dense": dense, "picked": lambda: bnn.predict(x, DRAWS)}, rounds)
+    times = timed({"dense": dense, "picked": lambda: bnn.predict(x, SAMPLES)}, rounds)
     return {"network": name, "density": density, "batch": batch, **{f"{way}_ms": ms for way, ms in times.items()}}
 
 
 def layer_row(row: dict[str, Any]) -> str:
-    """Lay out one layer's figures."""
+    """Format the results of one layer."""
     kind = f"| {row['layer']} | {row['block']}x{row['block']} | {row['density']} | {row['batch']} "
     times = " | ".join(f"{row[f'{way}_ms']:.3f}" for way in ("dense", "sparse", "picked"))
     return f"{kind}| {times} | {row['dense_ms'] / row['picked_ms']:.2f} |"
 
 
 def network_row(row: dict[str, Any]) -> str:
-    """Lay out one network's figures."""
+    """Format the results of one network."""
     return (
         f"| {row['network']} | {row['density']} | {row['batch']} | {row['dense_ms']:.2f} | {row['picked_ms']:.2f} "
         f"| {row['dense_ms'] / row['picked_ms']:.2f} |"
@@ -134,10 +134,10 @@ def network_row(row: dict[str, Any]) -> str:
 
 
 def main() -> None:
-    """Time everything and print two tables."""
+    """Time all layers and networks and print two tables."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--repeats", type=int, default=15, help="rounds")
-    parser.add_argument("--out", type=Path, help="also write the figures to this JSON file")
+    parser.add_argument("--repeats", type=int, default=15, help="number of rounds")
+    parser.add_argument("--out", type=Path, help="JSON file to write")
     args = parser.parse_args()
     torch.manual_seed(0)
     machine = machine_of("cpu")

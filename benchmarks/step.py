@@ -1,11 +1,11 @@
-"""What one training step costs: the deterministic network, each rule, and bayesian-torch where it is installed.
+"""Measure one training step: the deterministic network, each rule, and bayesian-torch if it is installed.
 
     python benchmarks/step.py --network resnet18 mlp --mode eager compiled --out benchmarks/results/step.json
 
 Every variant takes the same step: forward, backward and SGD with momentum, on fixed random data. The variants take
-turns, round after round, so that a slow moment of the machine hits them all; times and ratios are medians over rounds.
-Memory is the peak during a step, parameters and optimiser state included. On a GPU, "busy" is the time that its
-kernels take: where it is far below the step's, the step waits for Python, and only larger batches or CUDA graphs help.
+turns, round after round, so that a slow moment of the machine affects all; times and ratios are medians over rounds.
+Memory is the peak during a step, with parameters and optimizer state. On a GPU, "busy" is the time of its kernels: if
+it is far below the time of the step, the step waits for Python, and only larger batches or CUDA graphs help.
 """
 
 import argparse
@@ -23,7 +23,7 @@ from measuring import Trainer, busy, machine_of, middle, write
 from torch import Tensor, nn
 
 import leanbayes as lb
-from leanbayes.models import resnet18
+from leanbayes.networks import resnet18
 
 NUM_DATA = 50_000
 COMPILED = {"eager": None, "compiled": "default", "cudagraphs": "reduce-overhead"}
@@ -33,13 +33,13 @@ Step = Callable[[], Tensor]
 
 
 def network(name: str) -> nn.Module:
-    """Build one of the networks that are measured."""
+    """Build a network by name."""
     torch.manual_seed(0)
     if name in ("resnet18", "cnn"):
         net = resnet18(width=16 if name == "cnn" else 64)
         for module in net.modules():
             if isinstance(module, nn.Conv2d):
-                module.__class__ = nn.Conv2d  # ours differ in their start only, and converters go by the class's name
+                module.__class__ = nn.Conv2d  # ours differ only in initialization; converters check the name
         return net
     if name == "lenet":
         convolutions = [nn.Conv2d(3, 32, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2), nn.Conv2d(32, 64, 3, padding=1)]
@@ -50,7 +50,7 @@ def network(name: str) -> nn.Module:
 
 
 def batch(name: str, size: int, device: torch.device) -> tuple[Tensor, Tensor]:
-    """Make a batch of random inputs and labels."""
+    """Return a batch of random inputs and labels."""
     if name == "mlp":
         return torch.randn(size, 2048, device=device), torch.randint(2048, (size,), device=device)
     x = torch.randn(size, 3, 32, 32, device=device).to(memory_format=torch.channels_last)
@@ -58,22 +58,22 @@ def batch(name: str, size: int, device: torch.device) -> tuple[Tensor, Tensor]:
 
 
 def deterministic(net: nn.Module, x: Tensor, y: Tensor) -> tuple[nn.Module, Step]:
-    """The plain network."""
+    """Return the deterministic network and its loss."""
     return net, lambda: F.cross_entropy(net(x).float(), y)
 
 
 def ours(method: lb.Method) -> Callable[[nn.Module, Tensor, Tensor], tuple[nn.Module, Step]]:
-    """One of our methods."""
+    """Return a builder for one of our methods."""
 
     def build(net: nn.Module, x: Tensor, y: Tensor) -> tuple[nn.Module, Step]:
         bnn = lb.bayesianize(net, method)
-        return bnn, lambda: lb.elbo(bnn, x, y, num_data=NUM_DATA, check=False)
+        return bnn, lambda: lb.elbo_loss(bnn, x, y, num_data=NUM_DATA, check=False)
 
     return build
 
 
 def bayesian_torch(kind: str) -> Callable[[nn.Module, Tensor, Tensor], tuple[nn.Module, Step]]:
-    """The peer, with pretrained weights kept and its own KL, divided as its examples do."""
+    """Return a builder for bayesian-torch that keeps pretrained weights and scales the KL as in its examples."""
 
     def build(net: nn.Module, x: Tensor, y: Tensor) -> tuple[nn.Module, Step]:
         from bayesian_torch.models.dnn_to_bnn import dnn_to_bnn, get_kl_loss
@@ -114,7 +114,7 @@ if importlib.util.find_spec("bayesian_torch"):
 
 
 def trainer(name: str, variant: str, mode: str, args: argparse.Namespace) -> Trainer:
-    """Make one variant ready to take steps."""
+    """Prepare one variant."""
     device = torch.device(args.device)
     before = torch.cuda.memory_allocated() if device.type == "cuda" else 0
     x, y = batch(name, args.batch or (64 if name == "mlp" else 256), device)
@@ -136,7 +136,7 @@ def measure(name: str, mode: str, args: argparse.Namespace) -> list[dict[str, An
     """Time all variants in turns."""
     trainers: dict[str, Trainer] = {}
     if args.device == "cuda":
-        trainer(name, "deterministic", "eager", args)  # so that no variant is charged for the libraries' workspaces
+        trainer(name, "deterministic", "eager", args)  # so that no variant is charged for workspaces of GPU libraries
     for variant in args.variant:
         gc.collect()
         try:
@@ -166,7 +166,7 @@ def measure(name: str, mode: str, args: argparse.Namespace) -> list[dict[str, An
 
 
 def table_row(row: dict[str, Any]) -> str:
-    """Lay out one variant's figures; memory beside CUDA graphs is without their pool, and tells nothing."""
+    """Format the results of one variant; with CUDA graphs, memory is left out because it misses their pool."""
     low, high = row["ms_quartiles"]
     if row["mode"] == "cudagraphs":
         row = {**row, "memory_mb": None, "memory_ratio": None}
@@ -187,11 +187,11 @@ def main() -> None:
     parser.add_argument("--variant", nargs="+", default=list(VARIANTS), choices=list(VARIANTS))
     parser.add_argument("--batch", type=int, help="default: 256 images, or 64 for the mlp")
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
-    parser.add_argument("--fp32", action="store_true", help="no bf16 autocast")
-    parser.add_argument("--steps", type=int, default=10, help="steps in one round")
-    parser.add_argument("--repeats", type=int, default=20, help="rounds")
+    parser.add_argument("--fp32", action="store_true", help="without bf16 autocast")
+    parser.add_argument("--steps", type=int, default=10, help="steps per round")
+    parser.add_argument("--repeats", type=int, default=20, help="number of rounds")
     parser.add_argument("--warmup", type=int, default=10)
-    parser.add_argument("--out", type=Path, help="also write the figures to this JSON file")
+    parser.add_argument("--out", type=Path, help="JSON file to write")
     args = parser.parse_args()
     rows: list[dict[str, Any]] = []
     machine, precision = machine_of(args.device), "fp32" if args.fp32 else "bf16"

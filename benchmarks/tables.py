@@ -1,13 +1,15 @@
-"""Writes docs/benchmarks.md from the figures under benchmarks/results, so that no number is copied by hand.
+"""Write docs/benchmarks.md from the files in benchmarks/results, so that no number is copied by hand.
 
 python benchmarks/tables.py
 """
 
 import json
+import re
 import statistics
 from pathlib import Path
 from typing import Any
 
+import captured_epoch
 import lenet
 import peers
 import size
@@ -15,69 +17,80 @@ import sparse_inference
 from step import TABLE_HEAD, table_row
 
 HERE = Path(__file__).parent
-PAGE = """# What it costs
+PAGE = """# Benchmarks
 
-Every table is from one run, in which the variants take turns; the deterministic network is the unit. `bayesian-torch`
-is version 0.5.0. The commands need only this repository (and the peer, if its rows are wanted). This page is written
-by `python benchmarks/tables.py`.
+Every table is from one run in which the variants take turns; ratios are relative to the deterministic network.
+`bayesian-torch` is version 0.5.0. The commands need only this repository (and the other library, for its rows).
+`python benchmarks/tables.py` writes this page.
 
 ## A training step on a GPU
 
 Forward, backward and SGD with momentum; ResNet-18 for 32×32 images in batches of 256, channels_last, and an MLP of
-three 2048×2048 layers in batches of 64. "Busy" is the time that the GPU's kernels take. Where it is far below the
-step's time, the step waits for Python to launch kernels, and the ratio of times is kinder to what adds arithmetic but
-few kernels; CUDA graphs ("cudagraphs", `mode="reduce-overhead"`), whose memory is not counted, wait no longer.
-`moments` trains by VDP++, `partial` is PBN, `subspace` SSVI.
+three 2048×2048 layers in batches of 64. "Busy" is the time of the GPU kernels. If it is far below the time of the
+step, the step waits for Python to launch kernels, and the ratio of times favors variants that add arithmetic but few
+kernels. CUDA graphs ("cudagraphs", `mode="reduce-overhead"`) remove this wait; their memory is not counted. `moments`
+trains with VDP++, `partial` is PBN, `subspace` is SSVI.
 
-In the compiled rows the first variant, the deterministic one, also carries about 68 MB of workspaces of the GPU
-libraries: compare the compiled variants' memory with the deterministic memory of the eager rows (the script has since
-been mended).
+In the compiled rows, the memory of the first variant, the deterministic one, includes about 68 MB of workspaces of GPU
+libraries: compare the memory of compiled variants with the deterministic memory of the eager rows (fixed since then).
 
-The GPU rows of `flipout` are from before its perturbation and KL shared one pass; the CPU rows and the bytes are
-after.
+The GPU rows of `flipout` were measured before its perturbation and KL shared one pass; the CPU rows and the bytes moved
+were measured after.
 
 {gpu}
 
 ## A whole epoch on a GPU
 
-`lb.fit` on random images of CIFAR-10's size and number, by the recipe of experiments/cifar10_resnet18.yaml: data,
-augmentation, both optimisers and logging included. They take turns epoch by epoch.
+`lb.fit` on random images of the size and number of CIFAR-10, with the recipe of experiments/cifar10_resnet18.yaml, and
+with data loading, augmentation, both optimizers and logging. The methods take turns, epoch by epoch.
 
 {epoch}
 
-The next ones shared the GPU with other trainings, which came and went: of these times only the share of the exchanges
-is worth something.
+The next runs shared the GPU with other trainings, so only the fraction of time for exchanges is meaningful.
 
 {exchange}
 
 ## A training step on a CPU
 
-The same, in fp32 on 2 cores; `cnn` is a ResNet-18 of a quarter of the width, batches of 64. A compiled step's memory
-is not counted.
+The same in fp32 on 2 cores; `cnn` is a ResNet-18 with a quarter of the width, in batches of 64. Memory of compiled
+steps is not counted.
 
 {cpu}
 
+## Engines
+
+Forward, backward and the update of all parameters, compiled, in bf16, ResNet-18 as above. All but `ivon-opt` are
+captured in a CUDA graph. Bytes are those of parameters, gradients and optimizer state. `ivon` makes no parameter random
+that `backprop` does not; `ivon-opt` also makes norms and biases random.
+
+{engines}
+
+`lb.fit` captures the whole step too (`compile=True` on a GPU). An epoch of 45,000 random images, with augmentation, by
+the captured step and without it, against the time of its replays:
+
+{captured}
+
 ## LeNet-5 by moments
 
-A training step of LeNet-5 on MNIST's images, side by side with Bayes by Backprop and with VDP as it was before VDP++,
-which keeps full covariances.
+A training step of LeNet-5 on images of the size of MNIST, with Bayes by Backprop and with the original VDP, which keeps
+full covariances.
 
 {lenet}
 
 ## One pass by moments
 
-A prediction of a batch by one pass, which gives mean and variance, beside one plain forward pass and draws of the
-weights; with CUDA graphs ("cudagraphs", `mode="reduce-overhead"`) and without. The table with the most variants was
-compiled while trainings kept the GPU busy, though timed alone: the compiler chooses kernels by timing them, and its
-passes by moments are slower than in the other tables, of the same operations.
+A prediction of a batch in one pass, which gives mean and variance, against a plain forward pass and Monte Carlo
+samples, with and without CUDA graphs ("cudagraphs", `mode="reduce-overhead"`). The table with the most variants was
+timed alone, but compiled while trainings kept the GPU busy. The compiler chooses kernels by timing them, so its passes
+by moments are slower than in the other tables, for the same operations.
 
 {one_pass}
 
 ## Sparse weights on a CPU
 
-Layers whose weights are mostly zero multiply by sparse matrices where that is faster, which is measured when a layer
-first meets a batch of some size: "picked" is what a model does. Convolutions with windows seldom gain, so neither does
-a ResNet.
+Layers with mostly zero weights use sparse matrix products if these are usually faster. A rule of sizes and density
+decides ([sparse.md](sparse.md#sparse-products-on-cpus)), which was chosen with this table. "Picked" was measured before
+there was a rule: then a layer timed both products with the first batch of each size.
 
 {sparse}
 
@@ -87,57 +100,61 @@ a ResNet.
 
 ## Sharing weights
 
-From μ and σ of all weights of a ResNet-18, or of eight, as many as ViT-B/16 has, to labels, outliers, blends and merged
-components, several times in a row, of which the first warms up; and two of its steps, the sorting of the points
-included, beside those of scikit-learn, whose k-means gets a sample. Weights are drawn as those of a trained network
-lie. On the GPU the whole of the ResNet-18 was timed alone, all else there beside trainings.
+From μ and σ of all weights of one ResNet-18, or of eight, as large as ViT-B/16, to labels, outliers, blends and merged
+components, several times in a row, with the first run as a warm-up; and two of its steps, including the sorting of
+points, against scikit-learn, whose k-means gets a subset. The weights have the distribution of a trained network. On
+the GPU, only the full run of one ResNet-18 was timed alone; everything else ran next to trainings.
 
 {sharing}
 
 ## Compact files
 
-A ResNet-18 whose labels and positions are drawn at random, so that nothing but their entropy can be won.
+A ResNet-18 with random labels and positions, so that no file can be smaller than their entropy.
 
 {compact_file}
 
 ## Bytes moved
 
-Counted by `leanbayes.cost` over all operations of an eager step (forward and backward); the same on every machine.
-`lenet` has two convolutions and two linear layers. On a GPU draw and KL are one kernel, and less is moved than here.
+Counted by `leanbayes.core.counters` over all operations of an eager step (forward and backward); the same on every
+machine. `lenet` has two convolutions and two linear layers. On a GPU, sampling and KL are one kernel, and fewer bytes
+are moved than here.
 
 {moved}
 
-## Beside the peers
+## Comparison with other libraries
 
-leanbayes beside other libraries in one run, eager and in fp32, all from the same means and with one σ. A step of
+leanbayes and other libraries in one run, eager and in fp32, all with the same means and one σ. A step of
 laplace-torch, which does not train, is its fit to the batch; by default it treats the last layer. FastBNNs trains by
-one pass. torch-uncertainty and blitz convert nothing: their layers were put in by hand. In leanbayes biases are points,
-in the others they are random. `lenet` and `cnn` are those above; an error in place of figures is what the library said.
-On the GPU all of them, also the plain network, wait for Python, which launches kernel after kernel: times count
-launches, of which one pass has many in eager mode (compiled it takes a few plain passes, see above). The memory of the
-plain network there has the workspaces of the GPU libraries in it, so that all ratios of memory are too small, those of
-`cnn` most (the script has since been mended).
+one pass. torch-uncertainty and blitz have no converter: their layers were inserted by hand. leanbayes keeps biases
+deterministic, the others make them random. `lenet` and `cnn` are those above; an error in place of numbers is the
+message of the library. On the GPU all of them, including the plain network, wait for Python to launch kernels: the
+times count launches, and one pass has many in eager mode (compiled, it takes a few plain passes, see above). The
+memory of the plain network on the GPU includes workspaces of GPU libraries, so all memory ratios are too small, most
+of all those of `cnn` (fixed since then).
 
-What is right, on a small network with max pooling that was trained on digits:
+Correctness, on a small network with max pooling that was trained on digits:
 
-- **KL**, and **KL's gradient** by the means: over the exact ones of `torch.distributions`, 1 is right.
-- **error of σ's gradient**: two draws before one backward pass, against one after the other with the same noise.
-- **std** of one pass over that of draws, the median over outputs, and the **correlation** of their logarithms, which
-  the noise of the draws lowers too.
-- **attention**: what of `nn.MultiheadAttention` becomes random. **BatchNorm**: convolutions with it train, and are
-  random in evaluation mode.
+- **KL** and **KL's gradient** with respect to the means, relative to the exact ones of `torch.distributions`: 1 is
+  right.
+- **error of σ's gradient**: two samples before one backward pass, against a backward pass after each, with the same
+  noise.
+- **std** of one pass relative to that of samples, the median over outputs, and the **correlation** of their
+  logarithms, which the noise of the samples also lowers.
+- **attention**: which part of `nn.MultiheadAttention` becomes random. **BatchNorm**: whether convolutions with
+  BatchNorm train and are random in evaluation mode.
 
 {peers}
 """
 
 
 def load(name: str) -> dict[str, Any]:
-    """Read one result file."""
-    return json.loads((HERE / "results" / f"{name}.json").read_text())
+    """Read one result file; files of earlier versions say draws instead of samples."""
+    text = (HERE / "results" / f"{name}.json").read_text()
+    return json.loads(re.sub(r"\b(\d+|one) draw(s?)\b", r"\1 sample\2", text))
 
 
 def steps(*names: str) -> str:
-    """The tables of some runs of step.py."""
+    """Return the tables of several runs of step.py."""
     parts = []
     for name in names:
         record = load(name)
@@ -150,40 +167,65 @@ def steps(*names: str) -> str:
 
 
 def epoch(name: str) -> str:
-    """The table of a run of epoch.py."""
+    """Return the table of a run of epoch.py."""
     record = load(name)
     gpu, torch = record["machine"]["gpus"][0], record["versions"]["torch"]
     lines = [
         f"`{record['command']}`: {gpu}, torch {torch}, bf16, compiled\n",
-        "| method | s an epoch (range) |",
+        "| method | s per epoch (range) |",
         "|---|---|",
     ]
     for name, seconds in record["epoch_seconds"].items():
         middle = statistics.median(seconds)
         lines.append(f"| {name} | {middle:.2f} ({min(seconds):.2f} to {max(seconds):.2f}) |")
     ratios = record.get("ratios") or {"mean-field": record["ratio"]}
-    told = [
-        f"{name} {ratio:.2f} times as long as the plain one"
+    ratios_and_shares = [
+        f"{name} takes {ratio:.2f} times as long as the plain network"
         for name, ratio in ratios.items()
         if name != "deterministic"
     ]
-    told += [
-        f"exchanges of weights are {share:.1%} of {name}"
+    ratios_and_shares += [
+        f"exchanges of weights take {share:.1%} of {name}"
         for name, share in record.get("exchange_shares", {}).items()
         if share
     ]
-    return "\n".join([*lines, f"\nMedians over pairs of epochs: {', '.join(told)}."])
+    return "\n".join([*lines, f"\nMedians over pairs of epochs: {', '.join(ratios_and_shares)}."])
+
+
+def of_engines() -> str:
+    """Return the tables of engines.py."""
+    parts = []
+    for path in sorted((HERE / "results").glob("engines-*.json")):
+        record = load(path.stem)
+        lines = [
+            f"`{record['command']}`: {record['machine']}, torch {record['torch']}, batches of {record['batch_size']}\n",
+            "| | ms | time × | captured | bytes per weight |",
+            "|---|---|---|---|---|",
+        ]
+        for name, row in record["rows"].items():
+            stored = sum(row["bytes_per_weight"].values())
+            captured = "yes" if row["captured"] else "no"
+            lines.append(f"| {name} | {row['milliseconds']:.2f} | {row['ratio']:.3f} | {captured} | {stored:.0f} |")
+        parts.append("\n".join(lines))
+    return "\n\n".join(parts)
+
+
+def of_captured() -> str:
+    """Return the table of captured_epoch.py."""
+    record = load("captured-epoch")
+    head = f"`{record['command']}`: {record['machine']}, torch {record['torch']}, {record['precision']}\n"
+    return "\n".join([head, captured_epoch.TABLE_HEAD, *map(captured_epoch.row, record["results"])])
 
 
 def of_lenet() -> str:
-    """The table of lenet.py."""
+    """Return the table of lenet.py."""
     record = load("lenet")
     head = f"`{record['command']}`: {record['machine']}, torch {record['torch']}, {record['precision']}"
     return "\n".join([head, "", lenet.TABLE_HEAD, *(lenet.table_row(row) for row in record["rows"])])
 
 
 def of_one_pass() -> str:
-    """The tables of one_pass.py."""
+    """Return the tables of one_pass.py."""
     parts = []
     for path in sorted((HERE / "results").glob("one-pass-*.json")):
         record = load(path.stem)
@@ -191,14 +233,14 @@ def of_one_pass() -> str:
         lines = [head, "", TABLE_HEAD, *(table_row(row) for row in record["rows"])]
         weights = {row["variant"]: row["weights_ms"] for row in record["rows"] if row.get("weights_ms")}
         if weights:
-            told = ", ".join(f"{variant} {ms:.2f}" for variant, ms in weights.items())
-            lines += ["", f"Milliseconds for mean and variance of all weights, once for all passes: {told}."]
+            listed = ", ".join(f"{variant} {ms:.2f}" for variant, ms in weights.items())
+            lines += ["", f"Milliseconds for mean and variance of all weights, computed once for all passes: {listed}."]
         parts.append("\n".join(lines))
     return "\n\n".join(parts)
 
 
 def of_sparse() -> str:
-    """The tables of sparse_inference.py."""
+    """Return the tables of sparse_inference.py."""
     record = load("sparse-inference")
     layers = [sparse_inference.layer_row(row) for row in record["layers"]]
     networks = [sparse_inference.network_row(row) for row in record["networks"]]
@@ -207,23 +249,23 @@ def of_sparse() -> str:
 
 
 def of_size() -> str:
-    """The table of size.py."""
+    """Return the table of size.py."""
     record = load("size")
     return "\n".join([f"`{record['command']}`: {record['network']}\n", size.HEAD, *map(size.table_row, record["rows"])])
 
 
 def of_sharing(record: dict[str, Any]) -> str:
-    """The tables of a run of sharing.py."""
+    """Return the tables of a run of sharing.py."""
     whole, kmeans, mixture = (record[name] for name in ("whole", "kmeans", "mixture"))
     counts = (f"{whole[key]:,}" for key in ("weights", "components", "outliers", "blended", "paper_parameters"))
     seconds = kmeans["sorting_seconds"] + kmeans["seconds"]
     return "\n".join(
         [
             f"`{record['command']}`: {record['machine']}, torch {record['torch']}\n",
-            "| s | weights | Gaussians | outliers | blends | the paper's count |",
+            "| s | weights | Gaussians | outliers | blends | parameters by the paper's count |",
             "|---|---|---|---|---|---|",
             f"| {', '.join(f'{one:.1f}' for one in whole['seconds'])} | {' | '.join(counts)} |\n",
-            "| | ours on | s | scikit-learn on | s | how good: ours | scikit-learn |",
+            "| | our points | s | points of scikit-learn | s | our score | score of scikit-learn |",
             "|---|---|---|---|---|---|---|",
             f"| k-means, mean squared distance of all points | {whole['weights']:,} | {seconds:.1f} | "
             f"{kmeans['sklearn_points']:,} | {kmeans['sklearn_seconds']:.0f} | {kmeans['mean_squared_distance']:.2e} | "
@@ -236,7 +278,7 @@ def of_sharing(record: dict[str, Any]) -> str:
 
 
 def of_compact_file() -> str:
-    """The table of compact_file.py."""
+    """Return the table of compact_file.py."""
     record = load("compact-file-cpu")
     titles = ("density", "Gaussians", "outliers", "blends", "bytes", "entropy of the labels", "s to write", "s to load")
     lines = [
@@ -252,7 +294,7 @@ def of_compact_file() -> str:
 
 
 def moved() -> str:
-    """The table of moved.py."""
+    """Return the table of moved.py."""
     record = load("moved")
     lines = [f"`{record['command']}`\n", "| network | variant | MB moved | × | kernels |", "|---|---|---|---|---|"]
     for row in record["rows"]:
@@ -262,7 +304,7 @@ def moved() -> str:
 
 
 def of_peers() -> str:
-    """The tables of peers.py."""
+    """Return the tables of peers.py."""
     lines: list[str] = []
     for record in map(load, ("peers-cpu", "peers-gpu")):
         named = ", ".join(f"{package} {version}" for package, version in record["versions"].items())
@@ -275,23 +317,23 @@ def of_peers() -> str:
 
 
 def readme_peers() -> str:
-    """The table of peers.py in few words: what is right, and what a LeNet costs beside the plain one."""
+    """Return the short table of peers.py for the README: correctness, and cost of a LeNet relative to the plain one."""
     record = load("peers-cpu")
     costs = {row["library"]: row for row in record["costs"] if row["network"] == "lenet"}
-    titles = ["KL ÷ exact", "error of σ's gradient", "attention", "step ×", "bytes moved ×", "30 draws ×", "disk ×"]
+    titles = ["KL ÷ exact", "error of σ's gradient", "attention", "step ×", "bytes moved ×", "30 samples ×", "disk ×"]
     lines = [f"| | {' | '.join(titles)} |", "|---|" + "---:|" * len(titles)]
     for row in record["probes"]:
         found = costs[row["library"]]
         attention = row.get("attention") or ("fails" if "attention" in row["errors"] else "")
-        figures = [row.get("kl_ratio"), row.get("gradient_error")]
-        cells = ["" if figure is None else f"{figure:.2g}" for figure in figures] + [attention]
+        checks = [row.get("kl_ratio"), row.get("gradient_error")]
+        cells = ["" if value is None else f"{value:.2g}" for value in checks] + [attention]
         ratios = [found["step"]["ratio"], found["moved_ratio"], found["predict"]["ratio"], found["stored_ratio"]]
         lines.append(f"| {row['library']} | {' | '.join([*cells, *(f'{ratio:.1f}' for ratio in ratios)])} |")
     return "\n".join(lines)
 
 
 def fill(page: Path, text: str, begin: str, end: str = "<!-- /measured -->") -> None:
-    """Put a table between its marks."""
+    """Replace the text between two marks of a page."""
     before, _, rest = page.read_text().partition(begin)
     page.write_text(f"{before}{begin}\n{text}\n{end}{rest.partition(end)[2]}")
 
@@ -311,6 +353,8 @@ if __name__ == "__main__":
         peers=of_peers(),
         epoch=epoch("epoch-resnet18"),
         exchange=epoch("exchange-resnet18"),
+        engines=of_engines(),
+        captured=of_captured(),
         lenet=of_lenet(),
         one_pass=of_one_pass(),
         sparse=of_sparse(),

@@ -1,51 +1,51 @@
-"""Your own training loop: a Bayesian network on handwritten digits, with the hooks that any method may need.
+"""Train a Bayesian network in your own training loop, on handwritten digits.
 
-`lb.fit` is such a loop with mixed precision, many processes, checkpoints and logs; nothing in leanbayes needs it.
+`lb.fit` adds mixed precision, multiple processes, checkpoints and logs to such a loop, but nothing in leanbayes needs
+it. The method hooks (`start`, `after_step`) make the loop work with every method; for mean-field they do nothing.
 """
 
 import torch
 
 import leanbayes as lb
 from leanbayes.data import Batches, load
-from leanbayes.models import build
+from leanbayes.networks import build
 
 
 def main() -> None:
-    """Train, refresh BatchNorm, and look at what the model is unsure of."""
+    """Train, refresh BatchNorm, and compare the uncertainty of correct and wrong predictions."""
     epochs, data = 10, load("digits")
-    batches = Batches(data.train, 64, normalise=data.normalise)
+    batches = Batches(data.train, 64, normalize=data.normalize)
     method = lb.MeanField()
     bnn = lb.bayesianize(build("small-cnn", data.input_shape, data.outputs, seed=0), method)
     print(bnn.report)
 
     training = lb.Training(bnn, steps=epochs * len(batches), num_data=len(data.train), batches=batches.epoch)
     method.start(training)
-    bnn = training.model  # a method may put another in its place
+    bnn = training.model  # some methods replace the model
     means = torch.optim.AdamW(bnn.mean_parameters(), lr=2e-3)
-    spreads = torch.optim.Adam(bnn.scale_parameters(), lr=1e-2)
-    training.optimisers = [means, spreads]
+    stds = torch.optim.Adam(bnn.scale_parameters(), lr=1e-2)
+    training.optimizers = [means, stds]
     for epoch in range(epochs):
         for x, y in batches.epoch(epoch):
-            # A cold posterior, whose KL comes in over the first half: there are more weights than images.
+            # A cold posterior with KL warm-up, because there are more weights than images.
             training.temperature = 1e-3 * min(1.0, 2 * training.step / training.steps)
-            method.before_step(training)
-            loss = lb.elbo(bnn, x, y, num_data=training.num_data, temperature=training.temperature)
+            loss = lb.elbo_loss(bnn, x, y, num_data=training.num_data, temperature=training.temperature)
             loss.backward()
-            for optimiser in training.optimisers:
-                optimiser.step()
-                optimiser.zero_grad()
+            for optimizer in training.optimizers:
+                optimizer.step()
+                optimizer.zero_grad()
             training.batch = (x, y)
             method.after_step(training)
             training.step += 1
-        print(f"epoch {epoch + 1} of {epochs}: loss {loss.item():.4f}")
+        print(f"Epoch {epoch + 1}/{epochs}: loss {loss.item():.4f}")
     bnn.refresh_batchnorm(batches.epoch())
 
-    x, y = next(Batches(data.test, len(data.test), shuffle=False, normalise=data.normalise).epoch())
+    x, y = next(Batches(data.test, len(data.test), shuffle=False, normalize=data.normalize).epoch())
     prediction = bnn.predict(x, samples=30, generator=torch.Generator().manual_seed(0))
-    right = prediction.label == y
-    print(f"{right.float().mean():.1%} of {len(y)} digits are right.")
-    print(f"Mean uncertainty where right: {prediction.entropy[right].mean():.3f} nats")
-    print(f"Mean uncertainty where wrong: {prediction.entropy[~right].mean():.3f} nats")
+    correct = prediction.label == y
+    print(f"Test accuracy: {correct.float().mean():.1%} of {len(y)} digits")
+    print(f"Mean entropy of correct predictions: {prediction.entropy[correct].mean():.3f} nats")
+    print(f"Mean entropy of wrong predictions:   {prediction.entropy[~correct].mean():.3f} nats")
 
 
 if __name__ == "__main__":

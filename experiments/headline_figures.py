@@ -1,8 +1,8 @@
-"""Draws the two pictures of the headline: reliability before and after, and size on disk against likelihood.
+"""Draw the two headline figures: reliability, and size on disk against NLL.
 
 python experiments/headline_figures.py experiments/results/headline
 
-They are drawn from what the headline table is made of, into the folder; of sizes those that the README shows, if any.
+The figures use the data of the headline table and go to the same folder. The size figure shows the rows of the README.
 """
 
 import argparse
@@ -13,57 +13,57 @@ from html import escape
 from pathlib import Path
 
 import numpy as np
-from asking import as_script
-from drawing import BOTTOM, HEIGHT, LEFT, RIGHT, TOP, WIDTH, draw
+from arguments import run_script
 from headline_rows import TASK, Group, all_groups
 from headline_tables import SHORT, composed, most_trained
+from plotting import BOTTOM, HEIGHT, LEFT, RIGHT, TOP, WIDTH, draw
 
 from leanbayes.errors import LeanBayesError
-from leanbayes.figures import Figure, Series
+from leanbayes.report.figure import Figure, Series
 
-FEWEST = 5  # examples of a bin to be drawn
-SIZE, LETTER = 10, 5.3  # of names beside points: their height, and the width of a letter, at most
-STEPS = 2 * (HEIGHT // SIZE)  # half lines that a name may be away from its point
+FEWEST = 5  # minimum number of examples in a bin
+SIZE, LETTER = 10, 5.3  # of point labels: height, and maximum width of a letter
+STEPS = 2 * (HEIGHT // SIZE)  # maximum distance of a label from its point, in half lines
 
 
 def reliability(groups: Sequence[Group]) -> Figure | None:
-    """Draw how often answers of a given confidence are right: the plain network, and the composition."""
+    """Return the reliability diagram of the deterministic network and of the composition."""
     plain, after = most_trained(group for group in groups if group.label == "Deterministic"), composed(groups)
-    draws = [group for group in groups if after is not None and group.name == after.name and "draws" in group.way]
-    shown = [group for group in (plain, after, *draws[:1]) if group is not None]
+    sampled = [group for group in groups if after is not None and group.name == after.name and "samples" in group.way]
+    shown = [group for group in (plain, after, *sampled[:1]) if group is not None]
     if not shown:
         return None
-    lines = [Series("as sure as it should be", (0.0, 1.0), (0.0, 1.0))]
+    lines = [Series("perfect calibration", (0.0, 1.0), (0.0, 1.0))]
     return Figure(
         key="reliability",
         title="Reliability",
         kind="lines",
         x="confidence",
         y="accuracy",
-        caption="How often answers of a given confidence are right; below the diagonal a model is too sure.",
+        caption="Accuracy of predictions by confidence; below the diagonal a model is overconfident.",
         series=(*map(bins_of, shown), *lines),
         percent="xy",
     )
 
 
 def bins_of(group: Group) -> Series:
-    """Add up the bins of all seeds that `headline.py` has looked at."""
+    """Sum the bins of all seeds that `headline.py` evaluated."""
     confidence, right, count = np.sum([row["reliability"] for row in group.rows if "reliability" in row], axis=0)
-    there = count >= FEWEST
-    of_bins = (tuple((sums[there] / count[there]).tolist()) for sums in (confidence, right))
+    filled = count >= FEWEST
+    of_bins = (tuple((sums[filled] / count[filled]).tolist()) for sums in (confidence, right))
     return Series(f"{group.label}: ECE {group.mean('ece'):.4f}, {group.megabytes:.2f} MB", *of_bins)
 
 
 def sizes(groups: Sequence[Group]) -> str:
-    """Place every method and way by its bytes and its likelihood, the ways of one method on one line."""
+    """Plot NLL over size for each method and prediction mode; a line connects the modes of one method."""
     by_name = [(name, list(of)) for name, of in itertools.groupby(groups, key=lambda group: group.title)]
     figure = Figure(
         key="size-nll",
-        title="Size against likelihood",
+        title="Size against NLL",
         kind="points",
         x="MB on disk",
         y="test NLL",
-        caption="Left and low is good.",
+        caption="Lower left is better.",
         series=tuple(
             Series(name, tuple(group.megabytes for group in of), tuple(group.mean("nll") for group in of))
             for name, of in by_name
@@ -74,7 +74,7 @@ def sizes(groups: Sequence[Group]) -> str:
 
 
 def with_names(svg: str, names: Sequence[str]) -> str:
-    """Write names beside the points of a drawing, in their order, in place of its legend."""
+    """Replace the legend by labels next to the points, in their order."""
     end = svg.index("/>", svg.rindex("<circle")) + 2
     body = re.sub(rf'(viewBox="0 0 {WIDTH} |width="{WIDTH}" height=")\d+', rf"\g<1>{HEIGHT}", svg[:end])
     points = [(float(x), float(y)) for x, y in re.findall(r'<circle cx="([\d.]+)" cy="([\d.]+)"', body)]
@@ -82,7 +82,7 @@ def with_names(svg: str, names: Sequence[str]) -> str:
 
 
 def labels_at(points: Sequence[tuple[float, float]], names: Sequence[str]) -> Iterator[str]:
-    """Find every name a free place near its point, with a thin line to it where it is not next to it."""
+    """Place each label in a free spot near its point, with a thin line if it is not adjacent."""
     taken = [(x - 3, y - 3, x + 3, y + 3) for x, y in points]
     for (x, y), name in zip(points, names, strict=True):
         width = LETTER * len(name)
@@ -98,19 +98,19 @@ def labels_at(points: Sequence[tuple[float, float]], names: Sequence[str]) -> It
 
 
 def in_frame(box: tuple[float, ...]) -> bool:
-    """Whether a box lies between the axes."""
+    """Return whether a box lies inside the axes."""
     return box[0] > LEFT and box[2] < WIDTH - RIGHT and box[1] > TOP and box[3] < HEIGHT - BOTTOM
 
 
 def overlap(a: tuple[float, ...], b: tuple[float, ...]) -> bool:
-    """Whether two boxes have a point in common."""
+    """Return whether two boxes intersect."""
     return a[0] < b[2] and b[0] < a[2] and a[1] < b[3] and b[1] < a[3]
 
 
 def main() -> None:
-    """Draw both."""
+    """Write both figures."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "", allow_abbrev=False)
-    parser.add_argument("folder", type=Path, help="of the JSON files, and of the pictures")
+    parser.add_argument("folder", type=Path, help="folder of the JSON files and the figures")
     folder = parser.parse_args().folder
     groups = all_groups(folder)
     if not groups:
@@ -123,4 +123,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    as_script(main)
+    run_script(main)

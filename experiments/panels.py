@@ -1,4 +1,4 @@
-"""Several figures in one SVG file, and several pictures in one PNG file."""
+"""Several figures in one SVG file, and several images in one PNG file."""
 
 import io
 import re
@@ -7,20 +7,20 @@ from pathlib import Path
 from typing import NamedTuple
 
 import torch
-from drawing import draw
 from matplotlib import colormaps
 from PIL import Image, ImageDraw, ImageFont
+from plotting import draw
 from torch import Tensor
 
-from leanbayes.figures import Figure
+from leanbayes.report.figure import Figure
 
-WIDTH, TITLE = 480, 34  # of a panel, and the height of the title of all
-LABEL, GAP = 16, 4  # height of the line above a picture, and pixels between two
-COLOURS = 128  # of a sheet: more of them show nothing, and take twice the bytes
+WIDTH, TITLE = 480, 34  # width of a panel, and height of the common title
+LABEL, GAP = 16, 4  # height of the label above an image, and gap between images, in pixels
+COLORS = 128  # of a PNG file: more colors look the same and take twice the bytes
 
 
-def beside(title: str, figures: Sequence[Figure], columns: int, marks: bool = True) -> str:
-    """Return the SVG of figures in rows; without marks a line shows no points."""
+def side_by_side(title: str, figures: Sequence[Figure], columns: int, marks: bool = True) -> str:
+    """Return one SVG with figures in rows; `marks=False` hides the points of lines."""
     parts = [draw(figure) for figure in figures]
     if not marks:
         parts = [re.sub(r"<circle[^>]*/>\n?", "", part) for part in parts]
@@ -39,36 +39,36 @@ def beside(title: str, figures: Sequence[Figure], columns: int, marks: bool = Tr
     return "\n".join([*lines, "</svg>", ""])
 
 
-class Picture(NamedTuple):
-    """An image, and what is written above it."""
+class LabeledImage(NamedTuple):
+    """An image and the label above it."""
 
     label: str
     image: Image.Image
 
 
-def heat(label: str, values: Tensor, top: float, times: int = 1) -> Picture:
-    """Colour a map of values from 0 to `top`, each a square of some pixels."""
-    colours = colormaps["inferno"]((values / top).clamp(0, 1).numpy(), bytes=True)[..., :3]
-    image = Image.fromarray(colours)
-    return Picture(label, image.resize((image.width * times, image.height * times), Image.Resampling.NEAREST))
+def heat(label: str, values: Tensor, top: float, times: int = 1) -> LabeledImage:
+    """Draw a map of values from 0 to `top` as a heat map, with `times` × `times` pixels per value."""
+    colors = colormaps["inferno"]((values / top).clamp(0, 1).numpy(), bytes=True)[..., :3]
+    image = Image.fromarray(colors)
+    return LabeledImage(label, image.resize((image.width * times, image.height * times), Image.Resampling.NEAREST))
 
 
-def from_png(label: str, data: bytes, width: int, grey: bool = False) -> Picture:
-    """Take a PNG file as a picture of some width; grey: its greys are values to be coloured."""
+def from_png(label: str, data: bytes, width: int, gray: bool = False) -> LabeledImage:
+    """Read a PNG file and resize it to `width`; with `gray`, draw its gray values as a heat map."""
     image = Image.open(io.BytesIO(data))
     size = (width, round(image.height * width / image.width))
-    if grey:
+    if gray:
         values = torch.frombuffer(bytearray(image.convert("L").tobytes()), dtype=torch.uint8)
-        return Picture(label, heat(label, values.view(image.height, image.width) / 255, 1.0).image.resize(size))
-    sharp = image.getcolors(32) is not None  # a map of classes: between two of them lies no third
-    return Picture(label, image.convert("RGB").resize(size, Image.Resampling.NEAREST if sharp else None))
+        return LabeledImage(label, heat(label, values.view(image.height, image.width) / 255, 1.0).image.resize(size))
+    sharp = image.getcolors(32) is not None  # a class map: do not interpolate between classes
+    return LabeledImage(label, image.convert("RGB").resize(size, Image.Resampling.NEAREST if sharp else None))
 
 
-def sheet(rows: Sequence[Sequence[Picture]], path: Path) -> None:
-    """Write rows of pictures as one PNG file."""
+def sheet(rows: Sequence[Sequence[LabeledImage]], path: Path) -> None:
+    """Write rows of images as one PNG file."""
     font = ImageFont.load_default(12)
-    wide = max(picture.image.width for row in rows for picture in row) + GAP
-    high = max(picture.image.height for row in rows for picture in row) + LABEL + GAP
+    wide = max(labeled.image.width for row in rows for labeled in row) + GAP
+    high = max(labeled.image.height for row in rows for labeled in row) + LABEL + GAP
     whole = Image.new("RGB", (wide * max(map(len, rows)), high * len(rows)), "white")
     pen = ImageDraw.Draw(whole)
     for number, row in enumerate(rows):
@@ -76,4 +76,4 @@ def sheet(rows: Sequence[Sequence[Picture]], path: Path) -> None:
             pen.text((wide * column, high * number), label, "black", font)
             whole.paste(image, (wide * column, high * number + LABEL))
     path.parent.mkdir(parents=True, exist_ok=True)
-    whole.quantize(COLOURS, dither=Image.Dither.NONE).save(path, optimize=True)
+    whole.quantize(COLORS, dither=Image.Dither.NONE).save(path, optimize=True)

@@ -1,32 +1,32 @@
-"""Trained PBNs: one model at smaller rates, and the Bayesian weights of each layer."""
+"""Trained PBNs: one model at smaller rates, and Bayesian weights per layer."""
 
 import argparse
 import itertools
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from panels import beside
-from trained import NAMES, SCORES, Found, about, by_name, compared, lines_figure, opened, rate_of, task_of
+from panels import side_by_side
+from trained_runs import NAMES, SCORES, Results, about, by_name, compared, lines_figure, opened, rate_of, task_of
 
 import leanbayes as lb
 from leanbayes.data import Batches, Data
 from leanbayes.evaluation import evaluate
-from leanbayes.evaluation.assessment import batch_size, some
 from leanbayes.evaluation.cost import count_flops
-from leanbayes.figures import Series
-from leanbayes.report.figures.lines import mean_line
+from leanbayes.evaluation.full_evaluation import batch_size, some
+from leanbayes.report.figure import Series
+from leanbayes.report.figures.seed_lines import mean_line
 
 DIAL = (0.0, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0)
-SENSITIVE = 32  # training batches that a dial by data looks at, as many as a training does
+SENSITIVE = 32  # training batches to rank weights on, as many as in training
 
 
-def dial(args: argparse.Namespace) -> Found:
-    """Score trained models at smaller rates, without another training."""
+def dial(args: argparse.Namespace) -> Results:
+    """Score trained models at smaller rates, without training again."""
     results = []
     for run, data in opened(args):
         own = rate_of(run.model.method)
         if own and data.test is not None:
-            results.append(about(run) | {"points": list(dialled(run.model, data, own, args))})
+            results.append(about(run) | {"points": list(scores_by_rate(run.model, data, own, args))})
     figures = []
     for score in ("nll", "ece"):
         series = []
@@ -37,54 +37,54 @@ def dial(args: argparse.Namespace) -> Found:
                 series.append(mean_line(f"{name}, by {by}", places, lines))
         figures.append(lines_figure(score, NAMES[score], "Bayesian weights", series, log="x", percent="x"))
     found = compared(results)
-    title = f"{task_of(found)}: one training, served at smaller rates"
-    return Found(found, {f"dial-{found['source']['name']}": beside(title, figures, 2)})
+    title = f"{task_of(found)}: one trained model at smaller rates"
+    return Results(found, {f"dial-{found['source']['name']}": side_by_side(title, figures, 2)})
 
 
-def dialled(bnn: lb.BayesianModel, data: Data, own: float, args: argparse.Namespace) -> Iterator[dict[str, Any]]:
-    """Score a model at each rate, by both ways to rank its weights."""
+def scores_by_rate(bnn: lb.BayesianModel, data: Data, own: float, args: argparse.Namespace) -> Iterator[dict[str, Any]]:
+    """Yield the scores of a model at each rate, for both rankings of its weights."""
     size = batch_size(data.input_shape)
 
     def batches(dataset: Any, limit: int) -> Batches:
         return Batches(
-            some(dataset, limit, args.seed), size, device=bnn.device, shuffle=False, normalise=data.normalise
+            some(dataset, limit, args.seed), size, device=bnn.device, shuffle=False, normalize=data.normalize
         )
 
     given = list(itertools.islice(batches(data.train, SENSITIVE * size).epoch(), SENSITIVE))
     for by, ranked_on in (("σ", None), ("σ and data", given)):
         for rate in sorted({rate for rate in DIAL if rate < own} | {own}):
-            made = bnn.restrict(rate, ranked_on)
+            made = lb.restrict(bnn, rate, ranked_on)
             scores = evaluate(made, batches(data.test, args.examples).epoch(), samples=args.samples, seed=args.seed)
             yield {"by": by, "rate": rate, **{key: scores[key] for key in SCORES}}
 
 
-def shares(args: argparse.Namespace) -> Found:
-    """Count the Bayesian weights of each layer, and the FLOPs of a prediction."""
+def shares(args: argparse.Namespace) -> Results:
+    """Count the Bayesian weights per layer, and the FLOPs of a prediction."""
     results = []
     for run, data in opened(args):
         if not rate_of(run.model.method):
             continue
         assert data.test is not None
         bnn, samples = run.model, args.samples
-        x, _ = next(Batches(some(data.test, 1, 0), 1, device=bnn.device, normalise=data.normalise).epoch())
+        x, _ = next(Batches(some(data.test, 1, 0), 1, device=bnn.device, normalize=data.normalize).epoch())
         random = bnn.layout.split((bnn.posterior.variance() > 0).float())
         layers = [
             {"name": slot.name, "weights": part.numel(), "bayesian": int(part.sum())}
             for slot, part in zip(bnn.layout, random, strict=True)
         ]
-        flops = {"one_draw": count_flops(bnn, x, 1).dense, f"{samples}_draws": count_flops(bnn, x, samples).dense}
+        flops = {"one_sample": count_flops(bnn, x, 1).dense, f"{samples}_samples": count_flops(bnn, x, samples).dense}
         results.append(about(run) | {"layers": layers, "predict_flops": flops})
     found = compared(results)
-    return Found(found, {f"shares-{found['source']['name']}": share_drawing(found)})
+    return Results(found, {f"shares-{found['source']['name']}": share_drawing(found)})
 
 
 def share_drawing(found: Mapping[str, Any]) -> str:
-    """Draw the Bayesian share of every layer, a line a rate."""
+    """Draw the Bayesian fraction of every layer, one line per rate."""
     series = []
     for name, (run, *_) in by_name(found["results"]).items():
         if name.startswith("PBN"):
             shares = tuple(layer["bayesian"] / layer["weights"] for layer in run["layers"])
             series.append(Series(name, tuple(range(1, len(shares) + 1)), shares))
-    caption = "A point is a layer, from the input to the output."
-    figure = lines_figure("shares", "Bayesian share of the layer", "layer", series, caption, percent="y")
-    return beside(task_of(found), [figure], 1)
+    caption = "Each point is a layer, from input to output."
+    figure = lines_figure("shares", "Bayesian fraction of the layer", "layer", series, caption, percent="y")
+    return side_by_side(task_of(found), [figure], 1)

@@ -1,4 +1,4 @@
-"""PBN on corrupted images, and its segmentations."""
+"""PBN on corrupted images, and for segmentation."""
 
 import argparse
 import base64
@@ -8,12 +8,12 @@ import statistics
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from panels import Picture, beside, from_png
-from trained import (
+from panels import LabeledImage, from_png, side_by_side
+from trained_runs import (
     COSTS,
     NAMES,
     SCORES,
-    Found,
+    Results,
     about,
     banded,
     by_name,
@@ -26,18 +26,18 @@ from trained import (
     read_comparison,
 )
 
-from leanbayes import config
-from leanbayes.cli.looking import look_at
+from leanbayes.cli.evaluations import evaluation_of
+from leanbayes.core import config
 from leanbayes.errors import LeanBayesError
-from leanbayes.figures import Series
-from leanbayes.report.runs import in_columns
+from leanbayes.report.evaluated_run import in_columns
+from leanbayes.report.figure import Series
 
 SHIFTED = (*SCORES, "entropy_right", "entropy_wrong")
-MAP = 150  # pixels of the width of a segmented image
+MAP = 150  # width of a segmentation map in pixels
 
 
-def severities(args: argparse.Namespace) -> Found:
-    """Average over the corruptions at each severity, from what `leanbayes compare` has written."""
+def severities(args: argparse.Namespace) -> Results:
+    """Average over the corruptions per severity, from files of `leanbayes compare`."""
     records = [read_comparison(path) for path in args.comparisons]
     results = []
     for record in records:
@@ -59,7 +59,9 @@ def severities(args: argparse.Namespace) -> Found:
                     }
                 )
     if not results:
-        raise LeanBayesError("No run of these comparisons has seen corrupted images: compare with such shifts.")
+        raise LeanBayesError(
+            "No run of these comparisons was evaluated on corruptions: compare with --evaluation.shifts corruptions."
+        )
     results.sort(key=in_order)
     groups, numbers = by_name(results), [one["severity"] for one in results[0]["levels"]]
 
@@ -71,65 +73,61 @@ def severities(args: argparse.Namespace) -> Found:
         lines_figure(score, NAMES[score], "severity", [line(name, name, score) for name in groups], percent=percent)
         for score, percent in zip(SCORES, ("y", "", "", ""), strict=True)
     ]
-    doubts = [
+    entropies = [
         lines_figure(of, f"Entropy of {of} answers", "severity", [line(name, name, f"entropy_{of}") for name in groups])
         for of in ("right", "wrong")
     ]
-    settings = {key: records[0][key] for key in ("source", "model", "recipe", "look", "machine", "versions")}
+    settings = {key: records[0][key] for key in ("source", "model", "recipe", "evaluation", "machine", "versions")}
     drawings = {
-        "severities": beside("Corrupted images, from clean (0) to the worst", figures, 2),
-        "entropies": beside("Entropy under corruptions", doubts, 2),
+        "severities": side_by_side("Corrupted images, from clean (0) to the worst", figures, 2),
+        "entropies": side_by_side("Entropy under corruptions", entropies, 2),
     }
-    return Found(settings | {"results": results}, drawings)
+    return Results(settings | {"results": results}, drawings)
 
 
 def by_severity(shifts: Sequence[Mapping[str, Any]]) -> Iterator[dict[str, float]]:
-    """Give the mean scores of each severity, 0 for clean images; a score that is not defined is left out of a mean."""
-    there = [one for one in shifts if one["family"] in ("none", "corruptions")]
-    for severity in sorted({one["level"] for one in there}):
-        scores = [one["scores"] for one in there if one["level"] == severity]
+    """Yield mean scores per severity, 0 for clean images; undefined scores are left out of a mean."""
+    levels = [one for one in shifts if one["family"] in ("none", "corruptions")]
+    for severity in sorted({one["level"] for one in levels}):
+        scores = [one["scores"] for one in levels if one["level"] == severity]
         known = {key: [one[key] for one in scores if one[key] is not None] for key in SHIFTED}
         known = {key: [value for value in values if math.isfinite(value)] for key, values in known.items()}
         yield {"severity": severity, **{key: statistics.fmean(of) if of else math.nan for key, of in known.items()}}
 
 
-def segmentation(args: argparse.Namespace) -> Found:
-    """Compare segmentations: mean IoU, that of each class, and maps of the entropy."""
+def segmentation(args: argparse.Namespace) -> Results:
+    """Compare segmentations: mean IoU, IoU per class, and entropy maps."""
     results, rows = [], []
     for run, data in opened(args):
         if data.task != "segmentation":
-            raise LeanBayesError(f"The run in {run.folder} is for {data.task}: give runs of a segmentation.")
-        seen = look_at(run, data, None, root=args.root, shown=False)
-        found, figures = seen.assessment, seen.figures()
+            raise LeanBayesError(f"The run in {run.folder} is for {data.task}: give segmentation runs.")
+        evaluated = evaluation_of(run, data, None, root=args.root, shown=False)
+        found, metrics = evaluated.evaluation, evaluated.metrics()
         (gallery,) = found["galleries"]
         iou = dict(zip(data.classes, found["curves"]["iou"], strict=True))
         results.append(
             about(run)
             | {
-                "scores": {key: figures[key] for key in ("miou", *SCORES, "entropy_right", "entropy_wrong")},
-                "costs": {key: figures[key] for key in COSTS},
+                "scores": {key: metrics[key] for key in ("miou", *SCORES, "entropy_right", "entropy_wrong")},
+                "costs": {key: metrics[key] for key in COSTS},
                 "iou": iou,
                 "levels": list(by_severity(found["shifts"])) if found["shifts"] else [],
             }
         )
         if results[-1]["seed"] == results[0]["seed"]:
-            rows.append(maps_of(results[-1]["name"], gallery["pictures"][args.picture], first=not rows))
+            rows.append(maps_of(results[-1]["name"], gallery["pictures"][args.image], first=not rows))
     results.sort(key=in_order)
-    pictures = list(itertools.chain.from_iterable(rows))
-    sheet = [pictures[start : start + 4] for start in range(0, len(pictures), 4)]
-    return Found(compared(results), sheets={"segmentation": sheet})
+    images = list(itertools.chain.from_iterable(rows))
+    sheet = [images[start : start + 4] for start in range(0, len(images), 4)]
+    return Results(compared(results), sheets={"segmentation": sheet})
 
 
-def maps_of(name: str, picture: Mapping[str, Any], first: bool) -> list[Picture]:
-    """Take the answer and the entropy of a method, and before those of the first the image and the truth."""
-    kept = ("image", "truth", "answer", "entropy") if first else ("answer", "entropy")
-    return [
-        from_png(
-            one["label"] if one["label"] in ("image", "truth") else f"{name}, {one['label']}",
-            base64.b64decode(one["data"]),
-            MAP,
-            grey=one["label"] == "entropy",
-        )
-        for one in picture["pngs"]
-        if one["label"] in kept
-    ]
+def maps_of(name: str, example: Mapping[str, Any], first: bool) -> list[LabeledImage]:
+    """Return the prediction and entropy maps of a method; for the first method, also image and ground truth."""
+    maps = []
+    for one in example["pngs"]:
+        common = one["label"] in ("image", "truth")  # the same for all methods
+        if first or not common:
+            label = one["label"] if common else f"{name}, {one['label']}"
+            maps.append(from_png(label, base64.b64decode(one["data"]), MAP, gray=one["label"] == "entropy"))
+    return maps

@@ -1,4 +1,4 @@
-"""PBN over rates: scores, rotated images, images of another kind, and where the spreads of the first layer lie."""
+"""PBN over rates: scores, rotated images, OOD images, and the std map of the first layer."""
 
 import argparse
 import dataclasses
@@ -6,73 +6,73 @@ import math
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from panels import beside, heat
+from panels import heat, side_by_side
 from torch import Tensor
-from trained import (
+from trained_runs import (
     COSTS,
     NAMES,
     SCORES,
-    Found,
+    Results,
     about,
     banded,
     by_name,
-    chosen_well,
     compared,
     in_order,
     lines_figure,
+    most_sensitive,
     opened,
 )
 
 import leanbayes as lb
-from leanbayes import config
-from leanbayes.cli.looking import look_at
+from leanbayes.cli.evaluations import evaluation_of
+from leanbayes.core import config
 from leanbayes.data import Data
-from leanbayes.figures import Figure
-from leanbayes.report.figures.lines import mean_line
+from leanbayes.report.figure import Figure
+from leanbayes.report.figures.seed_lines import mean_line
 
-FEW = (0.01, 0.05, 0.1, 0.5)  # rates of the figures that have a line a method
+FEW = (0.01, 0.05, 0.1, 0.5)  # rates in figures with one line per method
 
 
-def rates(args: argparse.Namespace) -> Found:
-    """Compare rates: scores, rotated images, images of another kind, and where the spreads of the first layer lie."""
+def rates(args: argparse.Namespace) -> Results:
+    """Compare rates: scores, rotated images, OOD images, and the std map of the first layer."""
     results, maps = [], []
     for run, data in opened(args):
-        seen = look_at(run, data, None, root=args.root, shown=False)
-        found, figures = seen.assessment, seen.figures()
-        spread = first_layer(run.model, data)
-        turned = [one for one in found["shifts"] if one["family"] in ("none", "rotation")]
+        evaluated = evaluation_of(run, data, None, root=args.root, shown=False)
+        found, metrics = evaluated.evaluation, evaluated.metrics()
+        stds = first_layer(run.model, data)
+        rotated = [one for one in found["shifts"] if one["family"] in ("none", "rotation")]
         edges, right, wrong = (found["curves"][f"entropy_{name}"] for name in ("edges", "right", "wrong"))
         result = about(run) | {
-            "scores": {key: figures[key] for key in (*SCORES, "mutual_information")},
-            "costs": {key: figures[key] for key in COSTS},
+            "scores": {key: metrics[key] for key in (*SCORES, "mutual_information")},
+            "costs": {key: metrics[key] for key in COSTS},
             "rotation": [
                 {"angle": one["level"], **{key: one["scores"][key] for key in ("accuracy", "nll", "entropy")}}
-                for one in turned
+                for one in rotated
             ],
             "entropy": [a + b for a, b in zip(right, wrong, strict=True)],
             "ood": {
                 name: {"auroc": one["by"]["entropy"]["auroc"], "entropy": one["entropy"]}
                 for name, one in found["ood"].items()
             },
-            "first_layer": middle_of(spread),
+            "first_layer": middle_of(stds),
         }
         results.append(result)
-        if spread is not None and result["seed"] == results[0]["seed"] and result["first_layer"]["random"]:
-            top = spread.mean(0).max().item()
-            maps.append((in_order(result), heat(f"{result['name']}: {top:.2g}", spread.mean(0), top, times=6)))
+        if stds is not None and result["seed"] == results[0]["seed"] and result["first_layer"]["random"]:
+            top = stds.mean(0).max().item()
+            maps.append((in_order(result), heat(f"{result['name']}: {top:.2g}", stds.mean(0), top, times=6)))
     results.sort(key=in_order)
     drawings = {
-        "rates": beside("Over the share of Bayesian weights", rate_figures(results), 2),
-        "rotation": beside("Turned digits", rotation_figures(results), 2),
+        "rates": side_by_side("Scores over the fraction of Bayesian weights", rate_figures(results), 2),
+        "rotation": side_by_side("Rotated digits", rotation_figures(results), 2),
         **{f"entropy-{name}": entropy_drawing(results, edges, name) for name in results[0]["ood"]},
     }
-    pictures = [picture for _, picture in sorted(maps, key=lambda one: one[0])]
-    rows = [pictures[first : first + 4] for first in range(0, len(pictures), 4)]
-    return Found(compared(results) | {"entropy_edges": edges}, drawings, {"first-layer": rows} if rows else {})
+    images = [image for _, image in sorted(maps, key=lambda one: one[0])]
+    rows = [images[first : first + 4] for first in range(0, len(images), 4)]
+    return Results(compared(results) | {"entropy_edges": edges}, drawings, {"first-layer": rows} if rows else {})
 
 
 def first_layer(bnn: lb.BayesianModel, data: Data) -> Tensor | None:
-    """Return σ of the weights that see the pixels (outputs, height, width); None where no layer sees all at once."""
+    """Return σ of the first layer (outputs, height, width); None if it does not take all pixels of a gray image."""
     slots = list(bnn.layout)
     if not slots or data.input_shape[0] != 1 or slots[0].shape[-1] != math.prod(data.input_shape):
         return None
@@ -81,7 +81,7 @@ def first_layer(bnn: lb.BayesianModel, data: Data) -> Tensor | None:
 
 
 def middle_of(std: Tensor | None) -> dict[str, float]:
-    """Tell how many weights of a layer are Bayesian, and which share of them sees the middle quarter of the image."""
+    """Return the Bayesian fraction of a layer, and the fraction of it in the central quarter of the image."""
     if std is None:
         return {"random": 0.0}
     random, (high, wide) = std > 0, std.shape[1:]
@@ -91,13 +91,13 @@ def middle_of(std: Tensor | None) -> dict[str, float]:
 
 
 def rate_figures(results: Sequence[dict[str, Any]]) -> list[Figure]:
-    """Draw scores over the rate, with methods that have none as level lines."""
+    """Return figures of the scores over the rate; methods without a rate are horizontal lines."""
     methods = [(config.decode(one["method"]), one) for one in results]
     partial = [(m, one) for m, one in methods if isinstance(m, lb.PBN)]
-    random = [(m.rate, one) for m, one in partial if not chosen_well(m)]
-    chosen = [(m.rate, one) for m, one in partial if chosen_well(m)]
+    random = [(m.rate, one) for m, one in partial if not most_sensitive(m)]
+    chosen = [(m.rate, one) for m, one in partial if most_sensitive(m)]
     whole = [(1.0, one) for m, one in methods if isinstance(m, lb.MeanField)]
-    lines = {"the most sensitive weights": chosen + whole, "weights at random": random + whole if random else []}
+    lines = {"the most sensitive weights": chosen + whole, "random weights": random + whole if random else []}
     level = by_name(one for m, one in methods if not isinstance(m, (lb.PBN, lb.MeanField)))
     figures = []
     for score in SCORES:
@@ -117,7 +117,7 @@ def rate_figures(results: Sequence[dict[str, Any]]) -> list[Figure]:
 
 
 def few(results: Iterable[dict[str, Any]]) -> dict[str, list[dict[str, Any]]]:
-    """Leave out the rates that would make too many lines, and the choice at random."""
+    """Leave out some rates and random choices, to have fewer lines."""
     kept = by_name(results)
     return {
         name: runs
@@ -127,7 +127,7 @@ def few(results: Iterable[dict[str, Any]]) -> dict[str, list[dict[str, Any]]]:
 
 
 def rotation_figures(results: Sequence[dict[str, Any]]) -> list[Figure]:
-    """Draw accuracy and entropy over the angle."""
+    """Return figures of accuracy and entropy over the angle."""
     angles = [one["angle"] for one in results[0]["rotation"]]
     figures = []
     for score in ("accuracy", "entropy"):
@@ -141,18 +141,18 @@ def rotation_figures(results: Sequence[dict[str, Any]]) -> list[Figure]:
 
 
 def entropy_drawing(results: Sequence[dict[str, Any]], edges: Sequence[float], other: str) -> str:
-    """Draw which share of the test images, and of images of another kind, has more than some entropy."""
+    """Draw the fraction of test images and of OOD images above each entropy."""
     figures = []
     for kind in ("test images", other):
         series = []
         for name, runs in few(results).items():
             counts = [run["entropy"] if kind == "test images" else run["ood"][other]["entropy"] for run in runs]
             series.append(mean_line(name, edges[:-1], [above(one) for one in counts]))
-        y = "share with more entropy"
+        y = "fraction with higher entropy"
         figures.append(dataclasses.replace(lines_figure(kind, y, "entropy", series, percent="y"), title=kind))
-    return beside(f"Entropy of test images and of {other}", figures, 2, marks=False)
+    return side_by_side(f"Entropy of test images and of {other}", figures, 2, marks=False)
 
 
 def above(counts: Sequence[int]) -> list[float]:
-    """Return which share of all lies in each bin of a histogram or beyond it."""
+    """Return the fraction of all counts in each bin of a histogram or above it."""
     return [sum(counts[place:]) / sum(counts) for place in range(len(counts))]

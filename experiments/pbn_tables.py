@@ -1,4 +1,4 @@
-"""The tables on PBN: what its paper claims and what we have, what rates bring and cost, corruptions, segmentation."""
+"""Tables on PBN: claims of the paper and our results, scores and costs over rates, corruptions, segmentation."""
 
 import math
 import statistics
@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from ssvi_tables import read
+from stored import read
 
 RATE_COLUMNS = {
     "accuracy": ("accuracy", "{:.2%}"),
@@ -21,28 +21,28 @@ COSTS = {
 }
 TOY_COLUMNS = {"rmse": "RMSE", "nll": "NLL", "std": "std", "epistemic_std": "of it epistemic"}
 NAMES = ("toy", "mnist_rates", "convergence", "cifar10", "cifar10_start", "camvid")
-MEMBERS = 5  # of the paper's ensembles
-DRAWS = 5  # of the paper's trainings and predictions
-# The figures that the page shows, and what is to be seen in them.
+MEMBERS = 5  # of the ensembles in the paper
+SAMPLES = 5  # per training step and prediction in the paper
+# The figures of the page, and their captions.
 FIGURES = {
     "toy.svg": "Mean ± 3 std; the frame is the range of the data.",
-    "rates.svg": "LeNet-300-100 on MNIST over the rate, beside methods that have none.",
-    "first-layer.png": "Mean σ of the first layer by the pixel that its weights see, from 0 to the number above.",
-    "rotation.svg": "Turned digits: accuracy, and how unsure the answers are.",
-    "entropy-*.svg": "Share of the images with more than some entropy.",
-    "dial-*.svg": "By both ways to rank the weights.",
-    "convergence-*.svg": "By one draw after every epoch.",
+    "rates.svg": "LeNet-300-100 on MNIST over the rate; methods without a rate are horizontal lines.",
+    "first-layer.png": "Mean σ of the first layer per input pixel, from 0 to the number above.",
+    "rotation.svg": "Rotated digits: accuracy and entropy.",
+    "entropy-*.svg": "Fraction of the images above each entropy.",
+    "dial-*.svg": "For both rankings of the weights.",
+    "convergence-*.svg": "With one sample after every epoch.",
     "severities.svg": "CIFAR-10: mean over 15 corruptions; severity 0 is clean.",
-    "entropies.svg": "CIFAR-10: entropy of right and of wrong answers.",
-    "shares-*.svg": "A point is a layer, from the input to the output.",
-    "segmentation.png": "A test image of CamVid: answer and entropy of each method.",
+    "entropies.svg": "CIFAR-10: entropy of correct and of wrong predictions.",
+    "shares-*.svg": "Each point is a layer, from input to output.",
+    "segmentation.png": "A test image of CamVid: prediction and entropy of each method.",
 }
 
 Runs = Sequence[Mapping[str, Any]]
 
 
 def partial_tables(folder: Path) -> Iterator[str]:
-    """Lay out all that there is on PBN: the claims of its paper, and then what was measured."""
+    """Format all results on PBN: the claims of its paper, then tables and figures."""
     found = {name: read(folder / f"{name}.json") for name in NAMES}
     found["shares"] = {path.stem: read(path) for path in sorted(folder.glob("*shares.json"))}
     rows = [row for claim in CLAIMS for row in claim(found)]
@@ -64,7 +64,7 @@ Found = Mapping[str, Mapping[str, Any]]
 
 
 def size_claim(found: Found) -> Iterator[Row]:
-    """45 % fewer parameters than VI, 80 % fewer than an ensemble."""
+    """Claim: 45 % fewer parameters than VI, 80 % fewer than an ensemble."""
     record = found["cifar10"] or found["mnist_rates"]
     if record:
         ours = mean_of(record["results"], "PBN 5 %", "costs", "kilo_trained")
@@ -73,7 +73,7 @@ def size_claim(found: Found) -> Iterator[Row]:
         yield (
             "45 % fewer parameters than VI, 80 % fewer than 5 members",
             f"{record['model']['name']} at 5 %: {', '.join(texts)}",
-            times(record["results"], "PBN 5 %", "kilo_trained", "the plain network's numbers"),
+            times(record["results"], "PBN 5 %", "kilo_trained", "the plain network's parameters"),
         )
 
 
@@ -81,7 +81,7 @@ _LARGER = ("mean-field", "ensemble")
 
 
 def mnist_claims(found: Found) -> Iterator[Row]:
-    """Rates on MNIST: Brier score, detection, and where the Bayesian weights lie."""
+    """Claims on MNIST: Brier score over rates, OOD detection, and location of the Bayesian weights."""
     record = found["mnist_rates"]
     if not record:
         return
@@ -91,19 +91,19 @@ def mnist_claims(found: Found) -> Iterator[Row]:
         return f"{mean_of(runs, name, 'scores', 'brier'):.4f}"
 
     yield (
-        "MNIST: the Brier score gets worse as the rate rises, the steps being as many",
+        "MNIST: the Brier score gets worse as the rate rises, at a fixed number of steps",
         f"{brier('PBN 1 %')} at 1 %, {brier('PBN 50 %')} at 50 %, {brier('mean-field')} at 100 %; "
         f"plain {brier('deterministic')}, ensemble {brier('ensemble')}",
-        times(runs, "PBN 50 %", "train_gflops", "the plain training's FLOPs"),
+        times(runs, "PBN 50 %", "train_gflops", "the FLOPs of the plain training"),
     )
-    doubts = {name: mean_of(runs, name, "ood", "fashion-mnist", "auroc") for name in _ROWS}
-    listed = ", ".join(f"{name} {value:.3f}" for name, value in doubts.items())
-    yield "Fashion-MNIST: AUROC at 10 % is that of the ensemble", listed, predicting(runs, "PBN 10 %")
+    detection = {name: mean_of(runs, name, "ood", "fashion-mnist", "auroc") for name in _ROWS}
+    listed = ", ".join(f"{name} {value:.3f}" for name, value in detection.items())
+    yield "Fashion-MNIST: AUROC at 10 % matches the ensemble", listed, predicting(runs, "PBN 10 %")
     share = mean_of(runs, "PBN 5 %", "first_layer", "in_the_middle")
     chance = mean_of(runs, "PBN 5 %, random", "first_layer", "in_the_middle")
     yield (
-        "At 5 % the spreads of the first layer sit on the middle of the image",
-        f"{share:.0%} of them in its middle quarter; {chance:.0%} by chance",
+        "At 5 % the random weights of the first layer are at the center of the image",
+        f"{share:.0%} of them in its central quarter; {chance:.0%} by chance",
         "",
     )
 
@@ -112,7 +112,7 @@ _ROWS = ("deterministic", "PBN 10 %", "mean-field", "ensemble")
 
 
 def start_claim(found: Found) -> Iterator[Row]:
-    """A trained start is faster."""
+    """Claim: a trained start converges faster."""
     record = found["convergence"]
     if record:
         name = f"{record['model']['name']} on {record['source']['name']}"
@@ -126,7 +126,7 @@ def start_claim(found: Found) -> Iterator[Row]:
 
 
 def shift_claim(found: Found) -> Iterator[Row]:
-    """Better than the plain network on clean images, and under corruptions."""
+    """Claims: better than the plain network on clean images and under corruptions."""
     record = found["cifar10"]
     if record:
         runs = record["results"]
@@ -138,20 +138,20 @@ def shift_claim(found: Found) -> Iterator[Row]:
         yield (
             "CIFAR-10: at 5 % competitive with ensembles",
             "; ".join(scores),
-            times(runs, "PBN 5 %", "kilo_trained", "the plain network's numbers"),
+            times(runs, "PBN 5 %", "kilo_trained", "the plain network's parameters"),
         )
         plain, ours = (levels_of(runs, name, "ece") for name in ("deterministic", "PBN 5 %"))
         lower = sum(a < b for a, b in zip(ours[1:], plain[1:], strict=True))
         text = f"ECE at 5 % below the plain network's at {lower} of {len(plain) - 1} severities"
         yield (
             "CIFAR-10: calibrated under corruptions at 5 %",
-            f"{text}; {ours[-1]:.3f} against {plain[-1]:.3f} at the worst",
+            f"{text}; {ours[-1]:.3f} against {plain[-1]:.3f} at the highest",
             predicting(runs, "PBN 5 %"),
         )
 
 
 def equal_claim(found: Found) -> Iterator[Row]:
-    """Better than the plain network that it goes out from, which is trained for as long."""
+    """Claim: better than the plain network that it starts from, trained for as many more epochs."""
     record = found["cifar10_start"]
     if record:
         runs = record["results"]
@@ -161,15 +161,15 @@ def equal_claim(found: Found) -> Iterator[Row]:
         )
         yield (
             "Better calibrated at the plain network's accuracy",
-            f"CIFAR-10, both from one trained network, {record['recipe']['epochs']} epochs more: accuracy "
+            f"CIFAR-10, both from one trained network, {record['recipe']['epochs']} more epochs: accuracy "
             f"{accuracy[1]:.2%} against {accuracy[0]:.2%}, NLL {nll[1]:.4f} against {nll[0]:.4f}, ECE {ece[1]:.4f} "
             f"against {ece[0]:.4f}",
-            times(runs, "PBN 5 %", "kilo_trained", "the plain network's numbers"),
+            times(runs, "PBN 5 %", "kilo_trained", "the plain network's parameters"),
         )
 
 
 def layer_claim(found: Found) -> Iterator[Row]:
-    """Near the input and the output."""
+    """Claim: the Bayesian weights are near input and output."""
     for record in found["shares"].values():
         for one in record["results"]:
             shares = {place: of["bayesian"] / of["weights"] for place, of in enumerate(one["layers"], 1)}
@@ -181,18 +181,18 @@ def layer_claim(found: Found) -> Iterator[Row]:
 
 
 def segmentation_claim(found: Found) -> Iterator[Row]:
-    """Near the plain network at 1 %."""
+    """Claim: segmentation at 1 % is close to the plain network."""
     record = found["camvid"]
     if record:
         runs = record["results"]
         plain = mean_of(runs, "deterministic", "scores", "miou")
         others = {name: mean_of(runs, name, "scores", "miou") for name in ("PBN 1 %", "mean-field", "ensemble")}
         known = {name: value for name, value in others.items() if not math.isnan(value)}
-        told = (f"{name} {value:.1%} ({value / plain - 1:+.1%})" for name, value in known.items())
+        listed = (f"{name} {value:.1%} ({value / plain - 1:+.1%})" for name, value in known.items())
         yield (
             "Segmentation (Cityscapes): mIoU at 1 % within 4 % of the plain network's; VI loses 40 %",
-            f"CamVid: plain {plain:.1%}, {', '.join(told)}",
-            times(runs, "PBN 1 %", "kilo_trained", "the plain network's numbers"),
+            f"CamVid: plain {plain:.1%}, {', '.join(listed)}",
+            times(runs, "PBN 1 %", "kilo_trained", "the plain network's parameters"),
         )
 
 
@@ -211,20 +211,20 @@ CLAIMS: tuple[Callable[[Found], Iterator[Row]], ...] = (
 
 
 def head(record: Mapping[str, Any], title: str) -> list[str]:
-    """Begin a table with its command and its machine."""
+    """Return the lines above a table: title, command and machine."""
     machine = record["machine"]
     where = ", ".join(machine["gpus"]) or f"{machine['processor']}, {machine['cores']} cores"
     return [f"**{title}**\n", f"`{record['command']}` ({where}, torch {record['versions']['torch']})\n"]
 
 
 def about(record: Mapping[str, Any]) -> str:
-    """Name the network and the data of a record."""
+    """Return network, data and number of seeds of a record."""
     seeds = len({one["seed"] for one in record["results"]})
     return f"{record['model']['name']} on {record['source']['name']}, {seeds} seed{'s' if seeds > 1 else ''}"
 
 
 def toy_table(record: Mapping[str, Any]) -> str:
-    """Lay out how wide the bands are, and how good, inside the range of the data and outside."""
+    """Format the scores and widths of the bands, inside and outside the range of the data."""
     titles = [f"{name} {end}" for end in ("inside", "outside") for name in TOY_COLUMNS.values()]
     lines = [*head(record, f"x³ from {record['examples']} points"), *header(titles)]
     for one in record["results"]:
@@ -234,7 +234,7 @@ def toy_table(record: Mapping[str, Any]) -> str:
 
 
 def rate_table(record: Mapping[str, Any]) -> str:
-    """Lay out scores, detection and costs of every rate."""
+    """Format scores, OOD detection and costs of every rate."""
     runs = record["results"]
     others = list(runs[0]["ood"])
     titles = [title for title, _ in RATE_COLUMNS.values()] + [f"AUROC {name}" for name in others]
@@ -248,13 +248,13 @@ def rate_table(record: Mapping[str, Any]) -> str:
 
 
 def severity_table(record: Mapping[str, Any]) -> str:
-    """Lay out likelihood and calibration at every severity, and the entropies at the worst."""
+    """Format NLL and ECE at every severity, and the entropies at the lowest and highest."""
     runs = record["results"]
     numbers = [int(one["severity"]) for one in runs[0]["levels"]]
     titles = [f"{score} {number}" for score in ("NLL", "ECE") for number in numbers]
     lines = [
         *head(record, f"{about(record)}, by severity"),
-        *header([*titles, "entropy right / wrong, clean", "worst"]),
+        *header([*titles, "entropy correct / wrong, clean", "highest severity"]),
     ]
     for name in dict.fromkeys(one["name"] for one in runs):
         cells = [f"{value:.3f}" for score in ("nll", "ece") for value in levels_of(runs, name, score)]
@@ -265,7 +265,7 @@ def severity_table(record: Mapping[str, Any]) -> str:
 
 
 def iou_table(record: Mapping[str, Any]) -> str:
-    """Lay out mean IoU and that of each class."""
+    """Format mean IoU and IoU per class."""
     runs = record["results"]
     classes = list(runs[0]["iou"])
     lines = [
@@ -282,13 +282,13 @@ def iou_table(record: Mapping[str, Any]) -> str:
 
 
 def flops_table(record: Mapping[str, Any]) -> str:
-    """Lay out the paper's Table 1 beside what we count: numbers to train, and FLOPs of a training step."""
+    """Format Table 1 of the paper and our counts: trained parameters, and FLOPs per training step."""
     runs = record["results"]
     plain = mean_of(runs, "deterministic", "costs", "train_gflops")
-    titles = ["numbers, paper", "ours", "FLOPs of a step, paper", "ours"]
+    titles = ["parameters, paper", "ours", "FLOPs per step, paper", "ours"]
     words = (
-        f"In units of the plain network's numbers θ and of its forward pass f. The paper draws {DRAWS} times in a step "
-        "and counts a spread as a product more; here a step has one draw, which is one pass. Only products count.\n"
+        f"In units of the plain network's parameters θ and of its forward pass f. The paper uses {SAMPLES} samples per "
+        "step and counts σ as another product; here a step has one sample, which is one pass. Only products count.\n"
     )
     lines = [*head(record, f"Counted costs, {about(record)}"), words, *header(titles)]
     for name in dict.fromkeys(one["name"] for one in runs if "," not in one["name"]):
@@ -300,10 +300,10 @@ def flops_table(record: Mapping[str, Any]) -> str:
 
 
 def paper_costs(rate: float | None) -> tuple[float, float]:
-    """Return the paper's numbers to train and FLOPs of a step; an ensemble has no rate."""
+    """Return trained parameters and FLOPs per step by the paper; an ensemble has no rate."""
     if rate is None:
         return MEMBERS, 3 * MEMBERS
-    return 1 + rate, (1 + rate) * (DRAWS + 2) if rate else 3
+    return 1 + rate, (1 + rate) * (SAMPLES + 2) if rate else 3
 
 
 LAYOUTS: dict[str, tuple[Callable[[Mapping[str, Any]], str], ...]] = {
@@ -316,7 +316,7 @@ LAYOUTS: dict[str, tuple[Callable[[Mapping[str, Any]], str], ...]] = {
 
 
 def header(titles: Iterable[str]) -> list[str]:
-    """Write the first two lines of a table whose rows have names."""
+    """Return the first two lines of a table with named rows."""
     titles = list(titles)
     return [f"| | {' | '.join(titles)} |", "|---|" + "---:|" * len(titles)]
 
@@ -325,7 +325,7 @@ def header(titles: Iterable[str]) -> list[str]:
 
 
 def mean_of(runs: Runs, name: str, *keys: str) -> float:
-    """Average a value over the seeds of a method; nan where there is no such run."""
+    """Return the mean of a value over the seeds of a method; nan if there is no such run."""
     values = []
     for run in runs:
         if run["name"] == name:
@@ -337,21 +337,21 @@ def mean_of(runs: Runs, name: str, *keys: str) -> float:
 
 
 def levels_of(runs: Runs, name: str, score: str) -> list[float]:
-    """Average a score over the seeds of a method, at each severity."""
+    """Return the mean of a score over the seeds of a method, per severity."""
     lines = [[level[score] for level in run["levels"]] for run in runs if run["name"] == name]
     return [math.nan if None in values else statistics.fmean(values) for values in zip(*lines, strict=True)]
 
 
 def costs_of(runs: Runs, name: str) -> list[str]:
-    """Write the costs of a method."""
+    """Format the costs of a method."""
     return [form.format(mean_of(runs, name, "costs", key)) for key, (_, form) in COSTS.items()]
 
 
 def predicting(runs: Runs, name: str) -> str:
-    """Tell how long a prediction takes, measured in turns with the plain network."""
+    """Format the prediction time relative to the plain network, measured in turns."""
     return f"{mean_of(runs, name, 'costs', 'predict_time_ratio'):.1f}× the plain network's time to predict"
 
 
 def times(runs: Runs, name: str, cost: str, text: str) -> str:
-    """Tell a cost as a multiple of the plain network's."""
+    """Format a cost relative to the plain network."""
     return f"{mean_of(runs, name, 'costs', cost) / mean_of(runs, 'deterministic', 'costs', cost):.2f}× {text}"

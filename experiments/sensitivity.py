@@ -1,9 +1,9 @@
-"""How well each kind of sensitivity ranks weights: against Jacobians of single examples, on networks trained on digits.
+"""Compare each kind of sensitivity with exact per-example Jacobians, on networks trained on digits.
 
 python experiments/sensitivity.py --out experiments/results/pbn/sensitivity.json
 
-The truth of a weight is the mean over 512 examples of Σ_o (∂f_o/∂θ)², in double precision. A kind is judged by its rank
-correlation with that, and by the share of the top 5 % of the weights that it finds.
+The ground truth per weight is the mean over 512 examples of Σ_o (∂f_o/∂θ)², in double precision. The program prints the
+rank correlation of each kind with it, and the fraction of the top 5 % of the weights that the kind finds.
 """
 
 import argparse
@@ -17,7 +17,7 @@ from sklearn.datasets import load_digits
 from torch import Tensor, nn
 
 import leanbayes as lb
-from leanbayes.sensitivities import Kind
+from leanbayes.methods.pbn.estimators import Kind
 from leanbayes.training.record import machine, versions, write_json
 
 KINDS = get_args(Kind)
@@ -27,7 +27,7 @@ SEED, STEPS = 0, 300
 
 
 def build(name: str) -> nn.Module:
-    """Make a network, always the same."""
+    """Return a network with fixed initial weights."""
     with torch.random.fork_rng():
         torch.manual_seed(SEED)
         if name == "mlp":
@@ -49,7 +49,7 @@ def build(name: str) -> nn.Module:
 
 @functools.cache
 def digits() -> tuple[Tensor, Tensor]:
-    """Images and labels, shuffled."""
+    """Return shuffled images and labels."""
     bunch = load_digits()
     order = torch.randperm(len(bunch.data), generator=torch.Generator().manual_seed(SEED))
     return torch.tensor(bunch.data / 16)[order], torch.tensor(bunch.target)[order]
@@ -57,28 +57,28 @@ def digits() -> tuple[Tensor, Tensor]:
 
 @functools.cache
 def trained(name: str) -> lb.BayesianModel:
-    """A network after some steps on digits, in double precision."""
+    """Return a network after some training steps on digits, in double precision."""
     x, y = digits()
     network, generator = build(name), torch.Generator().manual_seed(SEED + 1)
-    optimiser = torch.optim.Adam(network.parameters(), lr=3e-3)
+    optimizer = torch.optim.Adam(network.parameters(), lr=3e-3)
     for _ in range(STEPS):
         batch = torch.randint(0, 1400, (64,), generator=generator)
-        optimiser.zero_grad()
+        optimizer.zero_grad()
         nn.functional.cross_entropy(network(x[batch].float()), y[batch]).backward()
-        optimiser.step()
+        optimizer.step()
     return lb.bayesianize(network.double().eval(), lb.MeanField())
 
 
 @functools.cache
 def examples() -> list[tuple[Tensor, Tensor]]:
-    """What the weights are scored on."""
+    """Return the batches that sensitivities are computed on."""
     x, y = digits()
     return list(zip(x[:EXAMPLES].split(PART), y[:EXAMPLES].split(PART), strict=True))
 
 
 @functools.cache
 def squared_jacobian(name: str) -> Tensor:
-    """Mean over examples of Σ_o (∂f_o/∂θ_i)², from the Jacobian of every example."""
+    """Return the mean over examples of Σ_o (∂f_o/∂θ_i)², from the Jacobian of every example."""
     bnn, x = trained(name), digits()[0][:EXAMPLES]
 
     def outputs(weights: Tensor, one: Tensor) -> Tensor:
@@ -91,7 +91,7 @@ def squared_jacobian(name: str) -> Tensor:
 
 
 def agreement(kind: Any, name: str) -> tuple[float, float]:
-    """Rank correlation with the squared Jacobian, and the share of its highest scores that is found."""
+    """Return the rank correlation with the squared Jacobian, and the fraction of its top weights that is found."""
     truth, found = squared_jacobian(name), lb.sensitivity(trained(name), examples(), kind)
     best = lb.Sensitivity(found.layout, truth, "truth").top(TOP)
     shared = torch.isin(best, found.top(TOP)).double().mean().item()
@@ -99,7 +99,7 @@ def agreement(kind: Any, name: str) -> tuple[float, float]:
 
 
 def main() -> None:
-    """Judge all kinds."""
+    """Score all kinds of sensitivity."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
     parser.add_argument("--out", type=Path, help="JSON file to write")
     args = parser.parse_args()
@@ -108,7 +108,9 @@ def main() -> None:
         for name in NETWORKS:
             correlation, found = agreement(kind, name)
             results.append({"kind": kind, "network": name, "spearman": correlation, "top_found": found})
-            print(f"{kind:<10} {name:<5} Spearman {correlation:.3f}, of the top {TOP:.0%} {found:.3f}", flush=True)
+            print(
+                f"{kind:<10} {name:<5} Spearman {correlation:.3f}, {found:.1%} of the top {TOP:.0%} found", flush=True
+            )
     if args.out is not None:
         record = {
             "command": "python experiments/sensitivity.py",

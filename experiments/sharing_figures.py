@@ -1,4 +1,4 @@
-"""Figures on weight sharing: likelihood over bytes, the density of the weights, the (μ, σ) plane, and confidence."""
+"""Figures on weight sharing: NLL over file size, density of the weights, (μ, σ) plane, and confidence."""
 
 import dataclasses
 import io
@@ -11,51 +11,51 @@ import torch
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure as Sheet
 from matplotlib.patches import Ellipse
-from panels import COLOURS, beside
+from panels import COLORS, side_by_side
 from PIL import Image
 from sharing_tables import WAYS, best_training
 from torch import Tensor
-from trained import lines_figure
+from trained_runs import lines_figure
 
 from leanbayes.evaluation.outcomes import ClassOutcome
-from leanbayes.figures import Figure, Series
 from leanbayes.posteriors import SharedPosterior
 from leanbayes.posteriors.base import Posterior
+from leanbayes.report.figure import Figure, Series
 
-WORST, LARGEST = 1.5, 3.0  # over the NLL of the run, and over the largest file: what is drawn as a point
-BINS = 120  # of a histogram
-POINTS = 3000  # weights of the plane, of each kind
-SHARES = (0.05, 0.25, 0.5, 0.75, 0.95)  # ends and lines of a box
-CLOSE = (0.3, 0.7), (0.01, 0.99)  # quantiles of μ and of σ between which the plane is seen from near
-GREY, BLUE, ORANGE, RED = "#999999", "#0072b2", "#e69f00", "#d55e00"
+WORST, LARGEST = 1.5, 3.0  # limits for points, relative to the NLL of the run and to the largest file
+BINS = 120  # of the histogram
+POINTS = 3000  # of the plane, per kind of weight
+SHARES = (0.05, 0.25, 0.5, 0.75, 0.95)  # quantiles of a box
+CLOSE = (0.3, 0.7), (0.01, 0.99)  # quantiles of μ and of σ that bound the close-up
+GRAY, BLUE, ORANGE, RED = "#999999", "#0072b2", "#e69f00", "#d55e00"
 
 Boxes = list[dict[str, Any]]
 
 
-# -- likelihood over bytes ---------------------------------------------------------------------------------------------
+# -- NLL over file size -----------------------------------------------------------------------------------------------
 
 
 def curve_drawing(record: Mapping[str, Any]) -> str:
-    """Draw NLL over MB, a line for each number of components, of epochs and precision; sizes of others are told.
+    """Draw NLL over MB, one line per number of components, epochs and precision.
 
-    A model whose file is much larger than all of these is a level. Files that are much worse than the run's are left
-    out, and counted in the title.
+    A model with a much larger file is a horizontal line. Files with a much higher NLL than the run are left out, and
+    counted in the title.
     """
     rows = sorted(best_training(record["results"]), key=lambda row: row["bytes"])
     figures = []
     for way, name in WAYS.items():
-        there = [row for row in rows if way in row["test"]]
-        if there:
-            figures.append(of_sizes(way, name.figure, there, record["compared"]))
+        scored = [row for row in rows if way in row["test"]]
+        if scored:
+            figures.append(of_sizes(way, name.figure, scored, record["compared"]))
     sizes = ", ".join(f"{name} {size / 1e6:.3g} MB" for name, size in record["sizes"].items())
-    return beside(f"{record['model']['name']} on {record['source']['name']}: NLL over MB ({sizes})", figures, 2)
+    return side_by_side(f"{record['model']['name']} on {record['source']['name']}: NLL over MB ({sizes})", figures, 2)
 
 
 def of_sizes(way: str, title: str, rows: Sequence[Mapping[str, Any]], compared: Sequence[Mapping[str, Any]]) -> Figure:
-    """Make a figure over megabytes."""
+    """Return a figure of NLL over megabytes."""
 
     def score(row: Mapping[str, Any]) -> float:
-        return row["test"].get(way, row["test"]["draws"])["nll"]
+        return row["test"].get(way, row["test"]["samples"])["nll"]
 
     shown = [row for row in rows if score(row) <= WORST * score(compared[0])]
     lines: dict[str, list[Mapping[str, Any]]] = {}
@@ -75,7 +75,7 @@ def of_sizes(way: str, title: str, rows: Sequence[Mapping[str, Any]], compared: 
     ]
     left_out = len(rows) - len(shown)
     more = f", without {left_out} above {WORST * score(compared[0]):.2f}" if left_out else ""
-    made = lines_figure(way, "test NLL", "MB on disk", series, "Left and low is good.")
+    made = lines_figure(way, "test NLL", "MB on disk", series, "Lower left is better.")
     return dataclasses.replace(made, title=f"Test NLL, {title}{more}")
 
 
@@ -83,14 +83,14 @@ def of_sizes(way: str, title: str, rows: Sequence[Mapping[str, Any]], compared: 
 
 
 def active(before: Posterior) -> tuple[Tensor, Tensor, Tensor]:
-    """Return the positions of the weights that are not surely zero, with their μ and σ."""
+    """Return the indices of the weights that are not exactly zero, with their μ and σ."""
     mean, std = before.mean().detach().cpu(), before.variance().detach().sqrt().cpu()
     index = ((mean != 0) | (std != 0)).nonzero()[:, 0]
     return index, mean[index], std[index]
 
 
 def density(before: Posterior, after: Posterior) -> dict[str, list[float]]:
-    """Count the weights by their means, before they share and after; those that are surely zero are left out."""
+    """Return histograms of the weight means before and after sharing, without weights that are exactly zero."""
     index, mean, _ = active(before)
     found = after.mean().detach().cpu()[index]
     low, high = (float(bound(torch.cat([mean, found]))) for bound in (torch.min, torch.max))
@@ -102,74 +102,78 @@ def density(before: Posterior, after: Posterior) -> dict[str, list[float]]:
 
 
 def density_drawing(histogram: Mapping[str, Sequence[float]]) -> str:
-    """Draw both histograms by the logarithm; an empty bin has no point."""
+    """Draw both histograms with a logarithmic scale; an empty bin has no point."""
     edges = histogram["edges"]
     middles = [(a + b) / 2 for a, b in itertools.pairwise(edges)]
     series = []
     for name in ("before", "after"):
-        there = [(x, y) for x, y in zip(middles, histogram[name], strict=True) if y]
-        series.append(Series(name, *map(tuple, zip(*there, strict=True))))
-    caption = "Weights that are not surely zero."
-    return beside("Density of the weights", [lines_figure("density", "weights", "μ", series, caption, log="y")], 1)
+        filled = [(x, y) for x, y in zip(middles, histogram[name], strict=True) if y]
+        series.append(Series(name, *map(tuple, zip(*filled, strict=True))))
+    caption = "Weights that are not exactly zero."
+    return side_by_side(
+        "Density of the weights", [lines_figure("density", "weights", "μ", series, caption, log="y")], 1
+    )
 
 
-# -- the plane --------------------------------------------------------------------------------------------------------
+# -- plane ------------------------------------------------------------------------------------------------------------
 
 
 def plane(before: Posterior, after: Any, seed: int, path: Path) -> None:
-    """Draw weights by their own μ and σ, with the centres, and from near with ellipses of 1 and 2 std."""
+    """Draw the weights and cluster centers in the (μ, σ) plane, and a close-up with ellipses of 1 and 2 std."""
     assert isinstance(after, SharedPosterior)
     index, mean, std = active(before)
     points, labels = torch.stack([mean, std], 1).double(), after.labels.cpu().long()[index]
-    centres = torch.stack([after.mu, after.codes_std()], 1).detach().double().cpu()
-    counts = torch.bincount(labels, minlength=len(centres) + 1)[:-1]
+    centers = torch.stack([after.mu, after.codes_std()], 1).detach().double().cpu()
+    counts = torch.bincount(labels, minlength=len(centers) + 1)[:-1]
     blended = torch.zeros(after.layout.numel, dtype=torch.bool).index_fill_(0, after.blended.cpu(), True)[index]
     outlier = (counts[labels.clamp_max(len(counts) - 1)] == 1) & ~blended
-    kinds = {"weights": (~(outlier | blended), GREY), "blended": (blended, ORANGE), "outliers": (outlier, RED)}
+    kinds = {"weights": (~(outlier | blended), GRAY), "blended": (blended, ORANGE), "outliers": (outlier, RED)}
     generator = torch.Generator().manual_seed(seed)
     sheet = Sheet(figsize=(10, 4.6), layout="constrained")
     whole, near = sheet.subplots(1, 2)
     for axes in (whole, near):
-        for name, (kind, colour) in kinds.items():
+        for name, (kind, color) in kinds.items():
             some = kind.nonzero()[:, 0]
             some = some[torch.randperm(len(some), generator=generator)[:POINTS]]
-            axes.plot(*points[some].T.numpy(), ".", color=colour, markersize=2, label=f"{name} ({int(kind.sum()):,})")
+            axes.plot(*points[some].T.numpy(), ".", color=color, markersize=2, label=f"{name} ({int(kind.sum()):,})")
         axes.set(xlabel="μ", ylabel="σ")
     common = counts > 1
-    whole.plot(*centres[common].T.numpy(), "+", color=BLUE, markersize=4, label=f"Gaussians ({int(common.sum()):,})")
+    whole.plot(*centers[common].T.numpy(), "+", color=BLUE, markersize=4, label=f"Gaussians ({int(common.sum()):,})")
     whole.legend(loc="best", markerscale=2, fontsize=8)
     whole.set_title("all weights", fontsize=10)
-    ellipses(near, points[~blended], labels[~blended], centres, common)
+    ellipses(near, points[~blended], labels[~blended], centers, common)
     bounds = [torch.quantile(sample(points[:, axis]), torch.tensor(ends).double()) for axis, ends in enumerate(CLOSE)]
     near.set_xlim(*bounds[0].tolist())
     near.set_ylim(*bounds[1].tolist())
     near.locator_params(axis="x", nbins=5)
-    near.set_title("from near: Gaussians with 1 std (solid) and 2 std (dotted)", fontsize=10)
+    near.set_title("close-up: Gaussians with 1 std (solid) and 2 std (dotted)", fontsize=10)
     write(sheet, path)
 
 
 def sample(values: Tensor, most: int = 100_000) -> Tensor:
-    """Thin values out, evenly, for quantiles of millions."""
+    """Subsample values evenly, to compute quantiles of millions."""
     return values[:: max(1, len(values) // most)]
 
 
-def ellipses(axes: Axes, points: Tensor, labels: Tensor, centres: Tensor, common: Tensor) -> None:
-    """Draw what the members of each code spread over, around its centre."""
-    count = len(centres)
+def ellipses(axes: Axes, points: Tensor, labels: Tensor, centers: Tensor, common: Tensor) -> None:
+    """Draw the covariance of the members of each code around its center."""
+    count = len(centers)
     kept = labels < count
     points, labels = points[kept], labels[kept]
-    apart = points - centres[labels]
-    spread = torch.zeros(count, 2, 2, dtype=torch.float64).index_add_(0, labels, apart[:, :, None] * apart[:, None])
-    spread /= torch.bincount(labels, minlength=count).clamp_min(1)[:, None, None]
+    offsets = points - centers[labels]
+    covariance = torch.zeros(count, 2, 2, dtype=torch.float64).index_add_(
+        0, labels, offsets[:, :, None] * offsets[:, None]
+    )
+    covariance /= torch.bincount(labels, minlength=count).clamp_min(1)[:, None, None]
     for place in common.nonzero()[:, 0].tolist():
-        values, vectors = torch.linalg.eigh(spread[place])
+        values, vectors = torch.linalg.eigh(covariance[place])
         angle = torch.rad2deg(torch.atan2(vectors[1, 1], vectors[0, 1])).item()
         small, large = values.clamp_min(0).sqrt().tolist()
         for times, style in ((1, "-"), (2, ":")):
             width, height = 2 * times * large, 2 * times * small
             axes.add_patch(
                 Ellipse(
-                    tuple(centres[place].tolist()), width, height, angle=angle, fill=False, color=BLUE, ls=style, lw=0.7
+                    tuple(centers[place].tolist()), width, height, angle=angle, fill=False, color=BLUE, ls=style, lw=0.7
                 )
             )
 
@@ -178,7 +182,7 @@ def ellipses(axes: Axes, points: Tensor, labels: Tensor, centres: Tensor, common
 
 
 def boxes(found: ClassOutcome, names: Sequence[str]) -> Boxes:
-    """Return mean and quantiles of the confidence, for the examples of each true class."""
+    """Return mean and quantiles of the confidence per true class."""
     result = []
     for number, name in enumerate(names):
         values = found.confidence[found.labels == number].double().cpu()
@@ -191,18 +195,18 @@ def boxes(found: ClassOutcome, names: Sequence[str]) -> Boxes:
 
 
 def draw_boxes(confidences: Mapping[str, Boxes], path: Path) -> None:
-    """Draw a box for each class and model, with the mean above it."""
+    """Draw one box per class and model, with the mean above it."""
     sheet = Sheet(figsize=(10, 4), layout="constrained")
     axes = sheet.subplots()
-    for number, ((name, found), colour) in enumerate(zip(confidences.items(), (GREY, BLUE), strict=True)):
+    for number, ((name, found), color) in enumerate(zip(confidences.items(), (GRAY, BLUE), strict=True)):
         places = [place + 0.4 * number - 0.2 for place in range(len(found))]
         keys = ("whislo", "q1", "med", "q3", "whishi")
         stats = [{**dict(zip(keys, one["quantiles"], strict=True)), "fliers": []} for one in found]
-        style = {"color": colour}
+        style = {"color": color}
         axes.bxp(stats, positions=places, widths=0.3, boxprops=style, whiskerprops=style, capprops=style)
-        axes.plot([], [], color=colour, label=name)
+        axes.plot([], [], color=color, label=name)
         for place, one in zip(places, found, strict=True):
-            axes.text(place, 1.01, f"{one['mean']:.2f}", ha="center", fontsize=7, color=colour)
+            axes.text(place, 1.01, f"{one['mean']:.2f}", ha="center", fontsize=7, color=color)
     names = [one["class"] for one in found]
     axes.set_xticks(range(len(names)), names)
     axes.set(ylabel="confidence", ylim=(None, 1.06))
@@ -211,9 +215,9 @@ def draw_boxes(confidences: Mapping[str, Boxes], path: Path) -> None:
 
 
 def write(sheet: Sheet, path: Path) -> None:
-    """Write a PNG file of few colours."""
+    """Write a PNG file with few colors."""
     buffer = io.BytesIO()
     sheet.savefig(buffer, format="png", dpi=110)
-    Image.open(buffer).convert("RGB").quantize(COLOURS, Image.Quantize.MAXCOVERAGE, dither=Image.Dither.NONE).save(
+    Image.open(buffer).convert("RGB").quantize(COLORS, Image.Quantize.MAXCOVERAGE, dither=Image.Dither.NONE).save(
         path, optimize=True
     )

@@ -1,4 +1,4 @@
-"""Models whose weights share, as files: how they are made of a trained run, written, loaded and judged."""
+"""Models with shared weights: made from a trained run, written to compact files, loaded and evaluated."""
 
 import argparse
 import copy
@@ -14,35 +14,35 @@ import torch
 from torch.utils.data import Dataset
 
 import leanbayes as lb
-from leanbayes import config
-from leanbayes.cli.looking import ood_sets
+from leanbayes.cli.evaluations import ood_sets
 from leanbayes.cli.runs import TrainedRun
-from leanbayes.compression.sharing import paper_parameters
+from leanbayes.core import config
 from leanbayes.data import Batches
 from leanbayes.errors import LeanBayesError
-from leanbayes.evaluation import Look
-from leanbayes.evaluation.assessment import batch_size, some
+from leanbayes.evaluation import EvaluationSettings
 from leanbayes.evaluation.detection import detection_scores
+from leanbayes.evaluation.full_evaluation import batch_size, some
 from leanbayes.evaluation.outcomes import ClassOutcome
 from leanbayes.evaluation.scores import Scores, ignored, predictions
 from leanbayes.methods import parse_method
+from leanbayes.methods.weight_sharing.codebook import paper_parameters
 from leanbayes.posteriors import SharedPosterior
 from leanbayes.training import fit
 from leanbayes.training.run import REFRESH_EXAMPLES
 
 SCORES = ("accuracy", "nll", "ece", "brier")
-SETTINGS = ("components", "bit_price", "rate", "epochs", "lr", "values")  # that tell one file of a run from another
-GRADIENT_BATCHES = 50  # that say which weights are outliers, as many as a training takes
+SETTINGS = ("components", "bit_price", "rate", "epochs", "lr", "values")  # that identify a file of a run
+GRADIENT_BATCHES = 50  # to find outliers, as many as in training
 
 Row = dict[str, Any]
 
 
-# -- how a model is judged --------------------------------------------------------------------------------------------
+# -- evaluation -------------------------------------------------------------------------------------------------------
 
 
 @dataclasses.dataclass(frozen=True)
-class Terms:
-    """How a model is judged, as command lines ask: with how many draws, on how many examples, and on which others."""
+class Arguments:
+    """The command-line arguments of an evaluation: data, seed, samples and numbers of examples."""
 
     root: Path | None
     seed: int
@@ -54,67 +54,69 @@ class Terms:
     ood_examples: int = 1
 
     @classmethod
-    def asked(cls, args: argparse.Namespace) -> Self:
-        """Take those that a command line has asked for."""
+    def of(cls, args: argparse.Namespace) -> Self:
+        """Take the arguments that a command line has."""
         known = [field.name for field in dataclasses.fields(cls) if hasattr(args, field.name)]
         return cls(**{name: getattr(args, name) for name in known})
 
 
-class Judge:
-    """The data of a run, and what is told of a model on them."""
+class Evaluator:
+    """Scores models on the data of a run."""
 
-    def __init__(self, run: TrainedRun, terms: Terms) -> None:
-        data = run.data(terms.root)
+    def __init__(self, run: TrainedRun, arguments: Arguments) -> None:
+        data = run.data(arguments.root)
         if data.task != "classification" or data.test is None:
-            raise LeanBayesError(f"{data.name} has no test data with classes: give a run on others.")
-        self.terms, self.device = terms, run.model.device
-        limits = {"train": terms.train_examples, "validation": terms.examples, "test": terms.examples}
-        parts: Any = {name: some(getattr(data, name), limit, terms.seed) for name, limit in limits.items()}
+            raise LeanBayesError(
+                f"{data.name} has no labeled test data for classification: give a run on another data set."
+            )
+        self.arguments, self.device = arguments, run.model.device
+        limits = {"train": arguments.train_examples, "validation": arguments.examples, "test": arguments.examples}
+        parts: Any = {name: some(getattr(data, name), limit, arguments.seed) for name, limit in limits.items()}
         self.data = dataclasses.replace(data, **parts)
-        look = Look(ood_examples=terms.ood_examples, seed=terms.seed)
-        self.others = ood_sets(terms.ood, self.data, terms.root, look, self.device)[0]
+        settings = EvaluationSettings(ood_examples=arguments.ood_examples, seed=arguments.seed)
+        self.others = ood_sets(arguments.ood, self.data, arguments.root, settings, self.device)[0]
 
     def batches(self, dataset: Dataset[Any], limit: int | None = None, augmented: bool = False) -> Iterator[Any]:
-        """Give batches: in a fixed order, or augmented and shuffled as in a training."""
+        """Return batches in a fixed order, or augmented and shuffled as in training."""
         return Batches(
-            some(dataset, limit, self.terms.seed),
+            some(dataset, limit, self.arguments.seed),
             batch_size(self.data.input_shape),
             device=self.device,
-            seed=self.terms.seed,
+            seed=self.arguments.seed,
             shuffle=augmented,
             augment=self.data.augment if augmented else None,
-            normalise=self.data.normalise,
+            normalize=self.data.normalize,
         ).epoch()
 
     def outcome(self, bnn: lb.BayesianModel, dataset: Dataset[Any], **how: Any) -> tuple[Row, ClassOutcome]:
-        """Predict, and return scores and outcomes."""
+        """Return scores and per-example outcomes on a data set."""
         scores = Scores(ignored(bnn), details=True)
-        for prediction, y in predictions(bnn, self.batches(dataset), seed=self.terms.seed, **how):
+        for prediction, y in predictions(bnn, self.batches(dataset), seed=self.arguments.seed, **how):
             scores.update(prediction, y)
         found, values = scores.outcome(), scores.compute()
         assert isinstance(found, ClassOutcome)
         return {key: values[key] for key in SCORES}, found
 
     def tested(self, bnn: lb.BayesianModel, **how: Any) -> dict[str, Any]:
-        """Score on the test data, and tell them from others by the entropy."""
+        """Score on the test data, and detect OOD data by the entropy."""
         assert self.data.test is not None
         scores, inside = self.outcome(bnn, self.data.test, **how)
         ood = {}
         for name, dataset in self.others.items():
-            batches = self.batches(dataset, self.terms.ood_examples)
-            seen = predictions(bnn, batches, seed=self.terms.seed, **how)
-            doubts = torch.cat([prediction.entropy for prediction, _ in seen])
-            ood[name] = {"examples": len(doubts), **detection_scores(inside.entropy.cpu(), doubts.cpu())}
+            batches = self.batches(dataset, self.arguments.ood_examples)
+            predicted = predictions(bnn, batches, seed=self.arguments.seed, **how)
+            entropies = torch.cat([prediction.entropy for prediction, _ in predicted])
+            ood[name] = {"examples": len(entropies), **detection_scores(inside.entropy.cpu(), entropies.cpu())}
         return {**scores, "ood": ood}
 
-    def of(self, bnn: lb.BayesianModel) -> dict[str, Any]:
-        """Score with draws, on held-out and on test data, and by one pass; a plain network knows one way alone."""
+    def evaluate(self, bnn: lb.BayesianModel) -> dict[str, Any]:
+        """Score on held-out and test data, with samples and, for random weights, in one pass."""
         one_pass = bnn.trained_rule == "moments"
         random = (one_pass or bnn.current_rule.random) and bnn.members is None and bnn.layout.numel > 0
-        draws: dict[str, Any] = {"samples": self.terms.samples if random else None}
-        draws |= {"rule": "sample"} if one_pass else {}
-        test = {"draws": self.tested(bnn, **draws)}
-        found = {"held_out": self.outcome(bnn, self.data.validation, **draws)[0], "test": test}
+        sampled: dict[str, Any] = {"samples": self.arguments.samples if random else None}
+        sampled |= {"rule": "sample"} if one_pass else {}
+        test = {"samples": self.tested(bnn, **sampled)}
+        found = {"held_out": self.outcome(bnn, self.data.validation, **sampled)[0], "test": test}
         if random:
             for way, model in (("one_pass", bnn), ("one_pass_by_labels", self.by_labels(bnn))):
                 test[way] = self.tested(model, rule="moments")
@@ -122,16 +124,17 @@ class Judge:
         return found
 
     def calibrate(self, bnn: lb.BayesianModel) -> None:
-        """Fit the two factors of one pass to draws on held-out data, unless the model was trained by one pass."""
+        """Calibrate one pass to samples on held-out data, unless the model was trained by one pass."""
         if bnn.trained_rule == "moments":
             return
-        generator = torch.Generator().manual_seed(self.terms.seed)
-        bnn.calibrate_moments(self.batches(self.data.validation, self.terms.calibration), self.terms.samples, generator)
+        generator = torch.Generator().manual_seed(self.arguments.seed)
+        batches = self.batches(self.data.validation, self.arguments.calibration)
+        lb.calibrate(bnn, batches, to="samples", samples=self.arguments.samples, generator=generator)
 
     def by_labels(self, bnn: lb.BayesianModel) -> lb.BayesianModel:
-        """Return a copy whose factors of one pass are fitted to the labels of all held-out data."""
+        """Return a copy with one pass calibrated to the labels of all held-out data."""
         made = copy.deepcopy(bnn)
-        made.calibrate_moments(self.batches(self.data.validation), to="labels")
+        lb.calibrate(made, self.batches(self.data.validation), to="labels")
         return made
 
 
@@ -139,34 +142,34 @@ class Judge:
 
 
 def method_for(bnn: lb.BayesianModel, text: str, **settings: Any) -> lb.WeightSharing:
-    """Read how weights share; prior, rule and draws are those that the model was trained with, where it has such."""
+    """Parse a weight-sharing method; prior, rule and samples come from the method of the model if it has them."""
     method = parse_method(text)
     if not isinstance(method, lb.WeightSharing):
-        raise LeanBayesError(f"{text} shares no weights: give weight-sharing, with settings if wished.")
+        raise LeanBayesError(f"{text} does not share weights: give weight-sharing, optionally with settings.")
     kept = {name: getattr(bnn.method, name) for name in ("prior", "rule", "samples") if hasattr(bnn.method, name)}
-    return dataclasses.replace(method, **{**kept, **settings}, pretrain=0.0, pretrain_spreads=0.0)
+    return dataclasses.replace(method, **{**kept, **settings}, pretrain=0.0, pretrain_std=0.0)
 
 
-def shared(bnn: lb.BayesianModel, method: lb.WeightSharing, judge: Judge) -> lb.BayesianModel:
-    """Let the weights of a model share, and bring BatchNorm in line; nothing is trained."""
-    batches = itertools.islice(judge.batches(judge.data.train), GRADIENT_BATCHES) if method.needs_data else None
-    made = lb.bayesianize(bnn, method, data=batches).eval()
+def share(bnn: lb.BayesianModel, method: lb.WeightSharing, evaluator: Evaluator) -> lb.BayesianModel:
+    """Share the weights of a model and refresh BatchNorm, without training."""
+    batches = itertools.islice(evaluator.batches(evaluator.data.train), GRADIENT_BATCHES) if method.needs_data else None
+    made = lb.bayesianize(bnn, method, data=batches, seed=evaluator.arguments.seed).eval()
     made.trained_rule = bnn.trained_rule
-    inputs = (x for x, _ in judge.batches(judge.data.train, REFRESH_EXAMPLES, augmented=True))
-    made.refresh_batchnorm(inputs, torch.Generator().manual_seed(judge.terms.seed))
+    inputs = (x for x, _ in evaluator.batches(evaluator.data.train, REFRESH_EXAMPLES, augmented=True))
+    made.refresh_batchnorm(inputs, torch.Generator().manual_seed(evaluator.arguments.seed))
     return made
 
 
 def final_recipe(run: TrainedRun, args: argparse.Namespace, epochs: int, lr: float) -> dict[str, Any]:
-    """Return how what is shared is trained: at the temperature that the run has ended with."""
+    """Return the recipe of the final training, with the final temperature of the run."""
     recipe, gpu = run.record["config"]["recipe"], run.model.device.type == "cuda"
     end = recipe["temperature_end"]
     return {
         "epochs": epochs,
         "batch_size": args.batch_size,
-        "optimiser": "adamw",
+        "optimizer": "adamw",
         "lr": lr,
-        "weight_decay": 0.0,  # the prior is there
+        "weight_decay": 0.0,  # the prior regularizes
         "scale_lr": args.scale_lr,
         "temperature": recipe["temperature"] if end is None else end,
         "temperature_warmup": 0.0,
@@ -179,8 +182,8 @@ def final_recipe(run: TrainedRun, args: argparse.Namespace, epochs: int, lr: flo
     }
 
 
-def shared_rows(args: argparse.Namespace, run: TrainedRun, judge: Judge, done: Sequence[Row]) -> Iterator[Row]:
-    """Give a row for every file that is not done: components, prices, rates, trainings, and precisions of one model."""
+def shared_rows(args: argparse.Namespace, run: TrainedRun, evaluator: Evaluator, done: Sequence[Row]) -> Iterator[Row]:
+    """Yield a row for every missing file of the grid of components, prices, rates, trainings and precisions."""
     known = [tuple(row[key] for key in SETTINGS) for row in done]
     trainings = [(n, lr) for n in args.epochs for lr in (args.lrs if n else [None])]
     grid = itertools.product(args.components, args.bit_prices, args.rates, trainings)
@@ -188,32 +191,32 @@ def shared_rows(args: argparse.Namespace, run: TrainedRun, judge: Judge, done: S
         missing = [values for values in args.values if (components, price, rate, epochs, lr, values) not in known]
         if not missing:
             continue
-        begun = run.model if rate is None else run.model.restrict(rate)
+        start_model = run.model if rate is None else lb.restrict(run.model, rate)
         rule = {} if args.rule is None else {"rule": args.rule}
         method = method_for(run.model, args.method, components=components, bit_price=price, **rule)
         start = time.perf_counter()
         if lr is None:
-            bnn = shared(begun, method, judge)
+            bnn = share(start_model, method, evaluator)
         else:
-            bnn = fit(begun, method, judge.data, progress=False, **final_recipe(run, args, epochs, lr))
+            bnn = fit(start_model, method, evaluator.data, progress=False, **final_recipe(run, args, epochs, lr))
         seconds = time.perf_counter() - start
-        judge.calibrate(bnn)
+        evaluator.calibrate(bnn)
         settings = {"components": components, "bit_price": price, "rate": rate, "epochs": epochs, "lr": lr}
         for values in missing:
             kept = None if args.keep is None else args.keep / name_of_file({**settings, "values": values})
             row = settings | {"method": config.encode(method), "model_seconds": seconds}
-            row |= of_file(bnn, judge, values, args.rest, kept)
+            row |= of_file(bnn, evaluator, values, args.rest, kept)
             print(line(row), flush=True)
             yield row
 
 
 def name_of_file(row: Row) -> str:
-    """Name a file by its settings."""
+    """Return the file name for some settings."""
     return f"{'-'.join(str(row[key]) for key in SETTINGS)}.lbc"
 
 
-def of_file(bnn: lb.BayesianModel, judge: Judge, values: Any, rest: Any, kept: Path | None = None) -> Row:
-    """Write a compact file, which may be kept, and score what is loaded from it."""
+def of_file(bnn: lb.BayesianModel, evaluator: Evaluator, values: Any, rest: Any, kept: Path | None = None) -> Row:
+    """Write a compact file, to `kept` if given, and score the loaded model."""
     with tempfile.TemporaryDirectory() as folder:
         path = kept or Path(folder) / "model.lbc"
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -230,12 +233,12 @@ def of_file(bnn: lb.BayesianModel, judge: Judge, values: Any, rest: Any, kept: P
         **counts_of(bnn.posterior),
         "compress_seconds": middle - start,
         "load_seconds": end - middle,
-        **judge.of(loaded.to(judge.device)),
+        **evaluator.evaluate(loaded.to(evaluator.device)),
     }
 
 
 def counts_of(posterior: Any) -> dict[str, int]:
-    """Count outliers, blended weights and shared Gaussians, and what the paper makes of these."""
+    """Count outliers, blended weights and shared Gaussians, and the parameters by the paper's definition."""
     assert isinstance(posterior, SharedPosterior)
     counts = posterior.counts()[:-1]
     common = counts > 1
@@ -246,8 +249,8 @@ def counts_of(posterior: Any) -> dict[str, int]:
 
 
 def line(row: Mapping[str, Any]) -> str:
-    """Write a row in a line."""
-    told = [f"{key} {row[key]}" for key in ("name", *SETTINGS) if key in row]
-    scores = [f"{key} {row['test']['draws'][key]:.4f}" for key in SCORES]
+    """Format a row as one line."""
+    settings = [f"{key} {row[key]}" for key in ("name", *SETTINGS) if key in row]
+    scores = [f"{key} {row['test']['samples'][key]:.4f}" for key in SCORES]
     size = f"{row['bytes']:,} bytes, held-out nll {row['held_out']['nll']:.4f}"
-    return f"{', '.join(told)}: {size}, {', '.join(scores)}"
+    return f"{', '.join(settings)}: {size}, {', '.join(scores)}"

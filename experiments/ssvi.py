@@ -1,11 +1,12 @@
-"""The experiments of the paper on SSVI: over densities and first spreads, on its criteria, and with few draws or many.
+"""Experiments of the SSVI paper: densities and initial stds, removal criteria, and numbers of samples.
 
 python experiments/ssvi.py sweep COMPARE.json ... --along density --out FOLDER
 python experiments/ssvi.py overlap --data cifar10 --out experiments/results/ssvi/overlap.json --figures FOLDER
-python experiments/ssvi.py draws RUNS ... --samples 5 30 --ood svhn --out experiments/results/ssvi/draws.json
+python experiments/ssvi.py samples RUNS ... --samples 5 30 --ood svhn --out experiments/results/ssvi/draws.json
 
-`sweep` draws accuracy, likelihood and calibration over a setting, from what `leanbayes compare` has written. `overlap`
-trains, and finds at every exchange which weights each removal criterion would remove. `draws` scores trained runs.
+`sweep` plots accuracy, NLL and ECE over a setting, from files of `leanbayes compare`. `overlap` trains, and records at
+every exchange which weights each removal criterion would remove. `samples` scores trained runs with several numbers of
+Monte Carlo samples.
 """
 
 import argparse
@@ -17,83 +18,85 @@ from pathlib import Path
 from typing import Any, ClassVar, get_args
 
 import torch
-from asking import as_script, command_of
+from arguments import command_of, run_script
 from torch import Tensor
-from trained import folders, read_comparison, save
+from trained_runs import folders, read_comparison, save
 
 import leanbayes as lb
-from leanbayes import config
-from leanbayes.cli.looking import ood_sets
+from leanbayes.cli.evaluations import ood_sets
 from leanbayes.cli.options import Task
-from leanbayes.cli.presets import preset
 from leanbayes.cli.runs import open_run, prepare
+from leanbayes.core import config
+from leanbayes.core.ranking import highest
+from leanbayes.data import preset
 from leanbayes.errors import LeanBayesError
-from leanbayes.evaluation import Look, assess
-from leanbayes.figures import Figure, Series
-from leanbayes.method import Training
+from leanbayes.evaluation import EvaluationSettings, evaluate_fully
 from leanbayes.methods import describe_method
-from leanbayes.methods.ssvi import Removal
+from leanbayes.methods.ssvi.ssvi import Removal
+from leanbayes.model.method import Training
 from leanbayes.posteriors import SubspacePosterior
-from leanbayes.ranking import highest
-from leanbayes.report import AssessedRun
+from leanbayes.report import EvaluatedRun
+from leanbayes.report.figure import Figure, Series
 from leanbayes.training import Recipe, fit
 from leanbayes.training.record import machine, versions, write_json
 
-ALONG = {"density": "density", "init_std": "first σ"}
+ALONG = {"density": "density", "init_std": "initial σ"}
 SCORES = {"accuracy": "Accuracy", "nll": "NLL", "ece": "ECE"}
 CRITERIA: tuple[Any, ...] = get_args(Removal)
-FIRST_FIVE = CRITERIA[:5]  # those that the paper compares
-DRAWN = ("accuracy", "nll", "ece", "debiased_classwise_error")
-ALL_OF_SVHN = 26_032  # AUPR follows the proportion of the two kinds
+FIRST_FIVE = CRITERIA[:5]  # compared in the paper
+PRINTED = ("accuracy", "nll", "ece", "debiased_classwise_error")
+ALL_OF_SVHN = 26_032  # AUPR depends on the ratio of test to OOD examples
 
 
 def options() -> argparse.Namespace:
-    """Read the command line."""
+    """Parse the command line."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "", allow_abbrev=False)
     commands = parser.add_subparsers(dest="command", required=True)
 
-    one = commands.add_parser("sweep", help="draw scores over a setting", allow_abbrev=False)
-    one.add_argument("comparisons", type=Path, nargs="+", metavar="COMPARE.json", help="what leanbayes compare wrote")
-    one.add_argument("--along", choices=ALONG, required=True, help="the setting")
-    one.add_argument("--out", type=Path, required=True, help="folder to draw the figures into, as SVG files")
+    one = commands.add_parser("sweep", help="plot scores over a setting", allow_abbrev=False)
+    one.add_argument("comparisons", type=Path, nargs="+", metavar="COMPARE.json", help="files of leanbayes compare")
+    one.add_argument("--along", choices=ALONG, required=True, help="setting on the x axis")
+    one.add_argument("--out", type=Path, required=True, help="folder for the figures (SVG)")
 
-    one = commands.add_parser("overlap", help="compare the removal criteria over a training", allow_abbrev=False)
+    one = commands.add_parser("overlap", help="compare the removal criteria during training", allow_abbrev=False)
     one.add_argument("--data", default="digits", help="name of a data set")
-    one.add_argument("--model", help="name of a network (default: what suits the data)")
+    one.add_argument("--model", help="name of a network (default: that of the data set's preset)")
     one.add_argument("--epochs", type=int, default=20)
     one.add_argument("--density", type=float, default=0.05)
-    one.add_argument("--interval", type=int, default=100, help="steps from one exchange to the next")
+    one.add_argument("--interval", type=int, default=100, help="steps between exchanges")
     one.add_argument("--temperature", type=float, default=0.02)
     one.add_argument("--precision", choices=("fp32", "bf16"), default="fp32")
-    one.add_argument("--figures", type=Path, help="folder to draw the figure into, as an SVG file")
+    one.add_argument("--figures", type=Path, help="folder for the figure (SVG)")
 
-    other = commands.add_parser("draws", help="score runs with several numbers of draws", allow_abbrev=False)
-    other.add_argument("runs", type=Path, nargs="+", help="folders of runs, or that leanbayes compare wrote")
-    other.add_argument("--samples", type=int, nargs="+", default=[5, 30], help="draws of a prediction")
-    other.add_argument("--ood", nargs="*", default=[], help="data sets of another kind, such as svhn")
-    other.add_argument("--ood-examples", type=int, default=ALL_OF_SVHN, help="of each of them, at most")
+    other = commands.add_parser("samples", help="score runs with several numbers of samples", allow_abbrev=False)
+    other.add_argument("runs", type=Path, nargs="+", help="folders of runs or of leanbayes compare")
+    other.add_argument("--samples", type=int, nargs="+", default=[5, 30], help="Monte Carlo samples per prediction")
+    other.add_argument("--ood", nargs="*", default=[], help="out-of-distribution data sets, such as svhn")
+    other.add_argument(
+        "--ood-examples", type=int, default=ALL_OF_SVHN, help="maximum number of examples per OOD data set"
+    )
 
     for parts in (one, other):
         parts.add_argument("--out", type=Path, help="JSON file to write")
-        parts.add_argument("--root", type=Path, help="folder that holds the data sets")
-        parts.add_argument("--device", choices=("cpu", "cuda"), help="default: the GPU, if there is one")
+        parts.add_argument("--root", type=Path, help="folder with the data sets")
+        parts.add_argument("--device", choices=("cpu", "cuda"), help="default: a GPU if available")
         parts.add_argument("--seed", type=int, default=0)
     return parser.parse_args()
 
 
-# -- over a setting ---------------------------------------------------------------------------------------------------
+# -- sweeps over a setting --------------------------------------------------------------------------------------------
 
 Points = dict[float, list[Mapping[str, float]]]
 
 
 def sweep(args: argparse.Namespace) -> None:
-    """Draw a figure of each score."""
+    """Write one figure per score."""
     lines = lines_of([read_comparison(path) for path in args.comparisons], args.along)
     save([swept(lines, args.along, score) for score in SCORES], args.out)
 
 
 def lines_of(records: Sequence[dict[str, Any]], along: str) -> dict[str, Points]:
-    """Sort the runs of comparisons into lines: a method, with what else of it or of the recipes is not alike."""
+    """Group the runs of comparisons into lines by method, and by the other settings that differ."""
     found = [(record["recipe"], run) for record in records for run in record["results"] if along in run["method"]]
     if not found:
         raise LeanBayesError(f"No method of these comparisons has the setting {along}: give others.")
@@ -102,20 +105,20 @@ def lines_of(records: Sequence[dict[str, Any]], along: str) -> dict[str, Points]
     for recipe, run in found:
         method = run["method"]
         settings = varying([other["method"] for _, other in found if other["method"]["type"] == method["type"]])
-        apart = {key: method[key] for key in settings if key != along}
-        apart |= {key: recipe[key] for key in recipe_settings if key != "seed"}
-        name = ", ".join([method["type"], *(f"{key}={value}" for key, value in apart.items())])
+        different = {key: method[key] for key in settings if key != along}
+        different |= {key: recipe[key] for key in recipe_settings if key != "seed"}
+        name = ", ".join([method["type"], *(f"{key}={value}" for key, value in different.items())])
         lines.setdefault(name, {}).setdefault(method[along], []).append(run["scores"])
     return lines
 
 
 def varying(settings: Sequence[Mapping[str, Any]]) -> list[str]:
-    """Return the settings that are not the same everywhere."""
+    """Return the names of the settings that differ."""
     return [key for key in settings[0] if any(one[key] != settings[0][key] for one in settings)]
 
 
 def swept(lines: Mapping[str, Points], along: str, score: str) -> Figure:
-    """Make the figure of one score: the mean over the seeds, with a band from the least to the most."""
+    """Return the figure of one score: means over the seeds, with a band from minimum to maximum."""
     series = []
     for name, points in lines.items():
         x = tuple(sorted(points))
@@ -128,28 +131,28 @@ def swept(lines: Mapping[str, Points], along: str, score: str) -> Figure:
         kind="lines",
         x=ALONG[along],
         y=SCORES[score],
-        caption="On the test data; the mean over the seeds, from the least to the most.",
+        caption="On test data; mean over the seeds, the band is the range.",
         series=tuple(series),
         log="x",
         percent=("x" if along == "density" else "") + ("y" if score == "accuracy" else ""),
     )
 
 
-# -- what the criteria have in common ---------------------------------------------------------------------------------
+# -- overlap of the criteria ------------------------------------------------------------------------------------------
 
 
 @config.configurable
 @dataclass(frozen=True)
 class RecordedSSVI(lb.SSVI):
-    """SSVI that notes at every exchange what each removal criterion would remove."""
+    """SSVI that records at every exchange which weights each removal criterion would remove."""
 
-    exchanges: ClassVar[list[dict[str, Any]]] = []  # a method has no state: what is found lies with the class
+    exchanges: ClassVar[list[dict[str, Any]]] = []  # on the class, because a method has no state
 
     @torch.no_grad()
-    def scores(self, training: Training, posterior: SubspacePosterior) -> Tensor:
-        """Return the scores of the criterion that is trained with."""
-        found = {name: lb.SSVI.scores(replace(self, removal=name), training, posterior) for name in CRITERIA}
-        share = self.share(training)
+    def removal_scores(self, training: Training, posterior: SubspacePosterior) -> Tensor:
+        """Return the scores of the training criterion."""
+        found = {name: lb.SSVI.removal_scores(replace(self, removal=name), training, posterior) for name in CRITERIA}
+        share = self.exchanged_share(training)
         sets = {name: removed(posterior, share, scores) for name, scores in found.items()}
         number = int(sets[self.removal].sum())
         if number:
@@ -159,23 +162,23 @@ class RecordedSSVI(lb.SSVI):
 
 
 def removed(posterior: SubspacePosterior, share: float, scores: Tensor) -> Tensor:
-    """Tell of each active weight whether an exchange by these scores would remove it."""
-    gone, first = torch.zeros_like(scores, dtype=torch.bool), 0
+    """Return a mask of the active weights that an exchange by these scores would remove."""
+    mask, first = torch.zeros_like(scores, dtype=torch.bool), 0
     for size, count in zip(posterior.layout.sizes, posterior.counts, strict=True):
         number = min(int(share * count), size - count)
         if number > 0:
-            gone[first + highest(-scores[first : first + count], number)] = True
+            mask[first + highest(-scores[first : first + count], number)] = True
         first += count
-    return gone
+    return mask
 
 
 def overlap_of(a: Tensor, b: Tensor) -> float:
-    """Intersection over union of two sets."""
+    """Return the intersection over union of two sets."""
     return (a & b).sum().item() / (a | b).sum().item()
 
 
 def overlap(args: argparse.Namespace) -> None:
-    """Train, write the overlap of all pairs of criteria at every exchange, and draw that with the one in use."""
+    """Train, write the overlap of all pairs of criteria per exchange, and plot that with the training criterion."""
     suited = preset(args.data, None if args.root is None else str(args.root))
     args.model = args.model or suited["model"]
     prepared = prepare(Task(data=args.data, model=args.model, root=args.root), args.seed)
@@ -186,7 +189,7 @@ def overlap(args: argparse.Namespace) -> None:
     settings: dict[str, Any] = {"density": args.density, "interval": args.interval}
     fit(prepared.network, RecordedSSVI(**settings), prepared.data, **recipe)
     if not RecordedSSVI.exchanges:
-        raise LeanBayesError(f"Nothing was exchanged in {args.epochs} epochs: raise --epochs, or lower --interval.")
+        raise LeanBayesError(f"Nothing was exchanged in {args.epochs} epochs: raise --epochs or lower --interval.")
     figure = overlap_figure(RecordedSSVI.exchanges)
     if args.out is not None:
         data = Path(args.data).name
@@ -207,11 +210,15 @@ def overlap(args: argparse.Namespace) -> None:
         write_json(args.out, found)
     if args.figures is not None:
         save([figure], args.figures)
-    print("\n".join(f"{one.name}: {one.y[0]:.3f} at first, {one.y[-1]:.3f} at last" for one in figure.series))
+    print(
+        "\n".join(
+            f"{one.name}: {one.y[0]:.3f} at the first exchange, {one.y[-1]:.3f} at the last" for one in figure.series
+        )
+    )
 
 
 def overlap_figure(exchanges: Sequence[Mapping[str, Any]], default: str = lb.SSVI.removal) -> Figure:
-    """Draw the overlap of each criterion with the default one, and the mean over the pairs that the paper has."""
+    """Return the figure of the overlap of each criterion with the default, and the mean over the pairs of the paper."""
     steps, place = tuple(one["step"] for one in exchanges), CRITERIA.index(default)
     pairs = list(itertools.combinations(range(len(FIRST_FIVE)), 2))
     lines = {
@@ -219,52 +226,54 @@ def overlap_figure(exchanges: Sequence[Mapping[str, Any]], default: str = lb.SSV
         for number, name in enumerate(CRITERIA)
         if name != default
     }
-    lines["mean of the pairs of the first five"] = [
+    lines["mean over pairs of the first five"] = [
         statistics.fmean(one["iou"][a][b] for a, b in pairs) for one in exchanges
     ]
     return Figure(
         key="overlap",
-        title="What the removal criteria have in common",
+        title="Overlap of the removal criteria",
         kind="lines",
-        x="optimiser step",
+        x="optimizer step",
         y=f"IoU with {default}",
         caption="Intersection over union of the weights that two criteria would remove, at every exchange.",
         series=tuple(Series(name, steps, tuple(values)) for name, values in lines.items()),
     )
 
 
-# -- few draws and many -----------------------------------------------------------------------------------------------
+# -- numbers of samples -----------------------------------------------------------------------------------------------
 
 
-def draws(args: argparse.Namespace) -> None:
-    """Score runs with each number of draws, on the test data and against data of another kind."""
+def samples(args: argparse.Namespace) -> None:
+    """Score runs with each number of samples, on test data and on OOD data."""
     results = []
     for place in itertools.chain.from_iterable(folders(given) for given in args.runs):
         run = open_run(place, args.device)
         if not run.model.current_rule.random or run.model.members is not None or not run.model.layout.numel:
-            raise LeanBayesError(f"The run in {place} predicts without draws of weights: leave it out.")
-        data, settings = run.data(args.root), run.record["config"]
-        for samples in args.samples:
-            look = Look(samples, shifts=(), ood_examples=args.ood_examples, pruning=False, seed=args.seed)
-            sets, _ = ood_sets(args.ood, data, args.root, look, run.model.device)
-            name, seed = describe_method(run.model.method), settings["recipe"]["seed"]
-            found = AssessedRun(name, seed, run.record, assess(run.model, data, look, ood=sets))
+            raise LeanBayesError(f"The run in {place} does not sample weights to predict: leave it out.")
+        data, notes = run.data(args.root), run.record["config"]
+        for number in args.samples:
+            settings = EvaluationSettings(
+                number, shifts=(), ood_examples=args.ood_examples, pruning=False, seed=args.seed
+            )
+            sets, _ = ood_sets(args.ood, data, args.root, settings, run.model.device)
+            name, seed = describe_method(run.model.method), notes["recipe"]["seed"]
+            found = EvaluatedRun(name, seed, run.record, evaluate_fully(run.model, data, settings, ood=sets))
             results.append(
                 {
                     "name": name,
                     "seed": seed,
-                    "samples": samples,
-                    "source": {**settings["source"], "name": Path(settings["source"]["name"]).name},
-                    **{key: settings[key] for key in ("model", "method", "recipe")},
-                    "figures": found.figures(),
+                    "samples": number,
+                    "source": {**notes["source"], "name": Path(notes["source"]["name"]).name},
+                    **{key: notes[key] for key in ("model", "method", "recipe")},
+                    "metrics": found.metrics(),
                     "ood": {
-                        key: {n: one[n] for n in ("examples", "by")} for key, one in found.assessment["ood"].items()
+                        key: {n: one[n] for n in ("examples", "by")} for key, one in found.evaluation["ood"].items()
                     },
                 }
             )
             print(line(results[-1]), flush=True)
     if args.out is not None:
-        words = ["draws", *(place.resolve().name for place in args.runs)]
+        words = ["samples", *(place.resolve().name for place in args.runs)]
         found = {
             "command": command_of("ssvi", args, words, hidden=("command",)),
             "seed": args.seed,
@@ -276,20 +285,20 @@ def draws(args: argparse.Namespace) -> None:
 
 
 def line(result: Mapping[str, Any]) -> str:
-    """Write one run's scores in a line."""
-    figures = result["figures"]
-    parts = [f"{key} {figures[key]:.4f}" for key in DRAWN]
+    """Format the scores of one run."""
+    metrics = result["metrics"]
+    parts = [f"{key} {metrics[key]:.4f}" for key in PRINTED]
     for name, one in result["ood"].items():
         by = one["by"]["entropy"]
         parts.append(f"{name} AUROC {by['auroc']:.4f} AUPR {by['aupr_out']:.4f}")
-    return f"{result['name']}, seed {result['seed']}, {result['samples']} draws: {', '.join(parts)}"
+    return f"{result['name']}, seed {result['seed']}, {result['samples']} samples: {', '.join(parts)}"
 
 
 def main() -> None:
-    """Do what the command line asks."""
+    """Run the chosen experiment."""
     args = options()
-    {"sweep": sweep, "overlap": overlap, "draws": draws}[args.command](args)
+    {"sweep": sweep, "overlap": overlap, "samples": samples}[args.command](args)
 
 
 if __name__ == "__main__":
-    as_script(main)
+    run_script(main)

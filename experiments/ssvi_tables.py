@@ -1,4 +1,4 @@
-"""The tables on SSVI: what its paper has and what we have, and what its removal criteria have in common."""
+"""Tables on SSVI: our results against the paper, and the overlap of removal criteria."""
 
 import itertools
 import json
@@ -6,6 +6,8 @@ import statistics
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
+
+from stored import read
 
 NETWORK = "resnet-18"
 SPARSE_FILES = ("cifar10_resnet18", "cifar10_ssvi", "cifar10_ssvi_paper", "cifar100_ssvi")
@@ -45,13 +47,13 @@ SSVI_PAPER: dict[str, dict[float, dict[str, Any]]] = {
         0.05: {"accuracy": 0.7383, "debiased_classwise_error": 0.0018, "train_gflops": 6e6},
     },
 }
-PAPER_EPOCHS, PAPER_DRAWS = 200, 5
+PAPER_EPOCHS, PAPER_SAMPLES = 200, 5
 OOD_SCORES = ("auroc", "aupr_out")
-WHOLE = {"svhn": 26_032}  # AUPR of a part of it cannot be compared: it follows the proportion of the two kinds
+WHOLE = {"svhn": 26_032}  # AUPR depends on the ratio of test to OOD examples, so that of a subset is not comparable
 
 
 def overlap_table(record: dict[str, Any], title: str) -> str:
-    """Lay out which share of the weights two removal criteria would both remove, at three points of a training."""
+    """Format the overlap of the weights that two removal criteria would remove, at three points of training."""
     machine, exchanges, criteria = record["machine"], record["exchanges"], record["criteria"]
     where = ", ".join(machine["gpus"]) or f"{machine['processor']}, {machine['cores']} cores"
     default = record["method"]["removal"]
@@ -60,9 +62,9 @@ def overlap_table(record: dict[str, Any], title: str) -> str:
     lines = [
         f"## {title}\n",
         f"`{record['command']}`\n",
-        f"{where}, torch {record['versions']['torch']}, {len(exchanges)} exchanges. Intersection over union of what "
-        f"`{default}`, which was trained with, and another criterion would remove; and the mean over the pairs of the "
-        "first five, as in the paper.\n",
+        f"{where}, torch {record['versions']['torch']}, {len(exchanges)} exchanges. Intersection over union of the "
+        f"weights that `{default}`, the training criterion, and another criterion would remove; and the mean over the "
+        "pairs of the first five, as in the paper.\n",
         "| | " + " | ".join(f"step {one['step']:,}" for one in chosen) + " |",
         "|---|" + "---:|" * len(chosen),
     ]
@@ -75,52 +77,52 @@ def overlap_table(record: dict[str, Any], title: str) -> str:
 
 
 def sparse_tables(entries: Iterable[dict[str, Any]]) -> Iterator[str]:
-    """Lay out what the paper on SSVI has and what we have: a table a data set that SSVI was trained on."""
+    """Format our results against the SSVI paper: one table per data set that SSVI was trained on."""
     entries = list(entries)
     for data, paper in SSVI_PAPER.items():
         ours = [one for one in entries if one["data"] == data]
         if not any(one["name"].startswith("SSVI") for one in ours):
             continue
         theirs = [
-            {"name": "paper", "density": density, "epochs": PAPER_EPOCHS, "draws": PAPER_DRAWS, **figures}
-            for density, figures in paper.items()
+            {"name": "paper", "density": density, "epochs": PAPER_EPOCHS, "samples": PAPER_SAMPLES, **metrics}
+            for density, metrics in paper.items()
         ]
         others = list(dict.fromkeys(name for one in theirs for name in one.get("ood", ())))
-        titles = ["density", "epochs", "draws", *(title for title, _, _ in SPARSE_COLUMNS.values())]
+        titles = ["density", "epochs", "samples", *(title for title, _, _ in SPARSE_COLUMNS.values())]
         titles += [f"AUROC / AUPR {name}" for name in others] + [title for title, _, _ in SPARSE_COSTS.values()]
         lines = [f"**{NETWORK} on {data}**\n", f"| | {' | '.join(titles)} |", "|---|" + "---:|" * len(titles)]
         for one in sorted([*theirs, *ours], key=lambda one: (-one["density"], one["name"] != "paper")):
-            cells = [f"{one['density']:.0%}", str(one["epochs"]), str(one["draws"]), *written(one, SPARSE_COLUMNS)]
+            cells = [f"{one['density']:.0%}", str(one["epochs"]), str(one["samples"]), *written(one, SPARSE_COLUMNS)]
             pairs = (one.get("ood", {}).get(name) for name in others)
             cells += ["" if pair is None else " / ".join(f"{value:.2f}" for value in pair) for pair in pairs]
             lines.append(f"| {one['name']} | {' | '.join([*cells, *written(one, SPARSE_COSTS)])} |")
         yield "\n".join(lines)
 
 
-def written(figures: dict[str, Any], columns: dict[str, tuple[str, str, float]]) -> list[str]:
-    """Write the figures of some columns; one that is not known is left empty."""
-    known = ((figures.get(key), form, factor) for key, (_, form, factor) in columns.items())
+def written(metrics: dict[str, Any], columns: dict[str, tuple[str, str, float]]) -> list[str]:
+    """Format the metrics of some columns; unknown ones are empty."""
+    known = ((metrics.get(key), form, factor) for key, (_, form, factor) in columns.items())
     return ["" if value is None else form.format(value * factor) for value, form, factor in known]
 
 
 def sparse_entries(results: Path) -> list[dict[str, Any]]:
-    """Bring together what is known of SSVI and of dense mean-field; what `ssvi.py draws` found wins over the rest."""
+    """Collect the results of SSVI and dense mean-field; those of `ssvi.py samples` take precedence."""
     found: dict[str, dict[str, Any]] = {}
     for name in SPARSE_FILES:
         record = read(results / f"{name}.json")
-        for method, figures in record["summary"]["methods"].items() if record else ():
+        for method, summaries in record["summary"]["methods"].items() if record else ():
             runs = [run for run in record["results"] if run["name"] == method]
             settings = runs[0]["method"]
-            draws = record["look"]["samples"] or settings.get("samples", 1)
-            means = {key: figure["mean"] for key, figure in figures.items()}
-            found |= sparse_entry(record["source"]["name"], settings, record["recipe"], draws, means, runs)
+            samples = record["evaluation"]["samples"] or settings.get("samples", 1)
+            means = {key: summary["mean"] for key, summary in summaries.items()}
+            found |= sparse_entry(record["source"]["name"], settings, record["recipe"], samples, means, runs)
     scored = [run for path in sorted((results / "ssvi").glob("draws*.json")) for run in read(path)["results"]]
     of_network = [run for run in scored if run["model"]["name"] == NETWORK]
-    for _, group in itertools.groupby(sorted(of_network, key=but_for_seed), key=but_for_seed):
+    for _, group in itertools.groupby(sorted(of_network, key=without_seed), key=without_seed):
         runs = list(group)
         first, columns = runs[0], SPARSE_COLUMNS | SPARSE_COSTS
-        known = [key for key in columns if all(run["figures"].get(key) is not None for run in runs)]
-        means = {key: statistics.fmean(run["figures"][key] for run in runs) for key in known}
+        known = [key for key in columns if all(run["metrics"].get(key) is not None for run in runs)]
+        means = {key: statistics.fmean(run["metrics"][key] for run in runs) for key in known}
         which = (first["source"]["name"], first["method"], first["recipe"], first["samples"])
         for key, entry in sparse_entry(*which, means, runs).items():
             entry["ood"] = found.get(key, entry)["ood"] | entry["ood"]
@@ -128,8 +130,8 @@ def sparse_entries(results: Path) -> list[dict[str, Any]]:
     return list(found.values())
 
 
-def but_for_seed(run: dict[str, Any]) -> str:
-    """Tell what a run is, without its seed."""
+def without_seed(run: dict[str, Any]) -> str:
+    """Return a key of everything that a run is, except its seed."""
     recipe = {key: value for key, value in run["recipe"].items() if key != "seed"}
     return json.dumps([run["source"]["name"], run["method"], recipe, run["samples"]])
 
@@ -138,33 +140,28 @@ def sparse_entry(
     data: str,
     method: dict[str, Any],
     recipe: dict[str, Any],
-    draws: int,
-    figures: dict[str, float],
+    samples: int,
+    metrics: dict[str, float],
     runs: list[dict[str, Any]],
 ) -> dict[str, dict[str, Any]]:
-    """Make the line of a method, under a key that tells it from others; none of one that the page is not about."""
+    """Return the table entry of a method by a unique key; an empty dict for other methods."""
     if method["type"] not in ("SSVI", "MeanField"):
         return {}
     paper = (method.get("densities"), method["rule"]) == ("uniform", "local")
     names = dict.fromkeys(name for run in runs for name in run["ood"])
-    seen = {name: [run["ood"][name] for run in runs if name in run["ood"]] for name in names}
+    detected = {name: [run["ood"][name] for run in runs if name in run["ood"]] for name in names}
     pairs = {
-        name: tuple(statistics.fmean(of["by"]["entropy"][key] for of in seen[name]) for key in OOD_SCORES)
-        for name in seen
-        if all(of["examples"] >= WHOLE.get(name, 0) for of in seen[name])
+        name: tuple(statistics.fmean(of["by"]["entropy"][key] for of in detected[name]) for key in OOD_SCORES)
+        for name in detected
+        if all(of["examples"] >= WHOLE.get(name, 0) for of in detected[name])
     }
     entry = {
         "data": data,
         "name": method["type"] + (", the paper's settings" if paper else ""),
         "density": method.get("density", 1.0),
         "epochs": recipe["epochs"],
-        "draws": draws,
+        "samples": samples,
         "ood": pairs,
-        **figures,
+        **metrics,
     }
-    return {json.dumps([data, method, recipe["epochs"], recipe["temperature"], draws]): entry}
-
-
-def read(path: Path) -> dict[str, Any]:
-    """Read what was measured; nothing where there is no such file."""
-    return json.loads(path.read_text()) if path.is_file() else {}
+    return {json.dumps([data, method, recipe["epochs"], recipe["temperature"], samples]): entry}

@@ -1,11 +1,11 @@
-"""The experiments of the paper on VDP++, on the runs that `leanbayes compare` has trained.
+"""Experiments of the VDP++ paper, on runs of `leanbayes compare`.
 
 python experiments/vdp.py RUNS --out experiments/results/vdp/NAME.json --figures FOLDER
 
-Every run is scored on the test data, under noise of falling signal-to-noise ratio, and with ever more of its smallest
-weights set to zero; its saliency maps are judged by Infidelity and Sensitivity-Max where captum is installed. The
-output variance is that of the predicted class, of its probability and its logit, by one pass and by draws. Methods are
-compared over their seeds.
+Every run is scored on the test data, under noise at several signal-to-noise ratios, and with more and more of its
+smallest weights set to zero; its saliency maps are scored by Infidelity and Sensitivity-Max if captum is installed. The
+output variance is that of the probability and the logit of the predicted class, in one pass and over Monte Carlo
+samples. Methods are compared over their seeds.
 """
 
 import argparse
@@ -19,37 +19,38 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from asking import as_script, command_of
+from arguments import command_of, run_script
 from torch import Tensor
-from trained import folders, save
+from trained_runs import folders, save
 
 import leanbayes as lb
-from leanbayes import config
 from leanbayes.cli.runs import open_run
+from leanbayes.core import config
+from leanbayes.core.network import call_with, evaluation_mode, output_tensor
+from leanbayes.core.noise import mix
 from leanbayes.data import Batches, Data
 from leanbayes.errors import LeanBayesError, UnsupportedOperation
 from leanbayes.evaluation import evaluate
-from leanbayes.evaluation.assessment import some
 from leanbayes.evaluation.explanation import explanation_scores
-from leanbayes.evaluation.pruning import pruning_curve, pruning_figure
-from leanbayes.evaluation.seeds import anova, paired_test, spearman, summarise
+from leanbayes.evaluation.full_evaluation import some
+from leanbayes.evaluation.pruning import SHARES, prune
+from leanbayes.evaluation.seeds import anova, paired_test, spearman, summarize
 from leanbayes.evaluation.shift import add_noise
-from leanbayes.figures import Figure
 from leanbayes.methods import describe_method
-from leanbayes.network import call_with, evaluation_mode, output_tensor
-from leanbayes.noise import mix
-from leanbayes.report.figures.lines import mean_line
+from leanbayes.report.figure import Figure
+from leanbayes.report.figures.pruning_curve import pruning_figure
+from leanbayes.report.figures.seed_lines import mean_line
 from leanbayes.rules.covariance import Covariances
 from leanbayes.training import read_record
 from leanbayes.training.record import machine, versions, write_json
 
 DECIBELS = (-6, -3, 1, 5, 10, 20, 40)  # signal to noise, relative to the power of each image
-FEW_DECIBELS = (-6, 5, 40)  # for full covariances, which take their time
+FEW_DECIBELS = (-6, 5, 40)  # for full covariances, which are slow
 SCORES = ("accuracy", "nll", "ece")
-VARIANCES = ("variance", "logit_variance", "drawn_variance", "drawn_logit_variance")  # of the predicted class
+VARIANCES = ("variance", "logit_variance", "sampled_variance", "sampled_logit_variance")  # of the predicted class
 LEVEL = 0.99  # of the intervals; the paper tests at 0.01
-PRUNED = 0.9  # share of the weights whose loss is told
-PART, FEW = 250, 8  # images that go through a network at once, and with full covariances
+PRUNED = 0.9  # fraction of pruned weights at which the lost accuracy is reported
+PART, FEW = 250, 8  # images per batch, and with full covariances
 COLUMNS = {
     "accuracy": ("accuracy", "{:.2%}"),
     "nll": ("NLL", "{:.4f}"),
@@ -65,31 +66,31 @@ Given = list[tuple[Tensor, Tensor]]
 
 
 def options() -> argparse.Namespace:
-    """Read the command line."""
+    """Parse the command line."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "", allow_abbrev=False)
-    parser.add_argument("runs", type=Path, help="folder that leanbayes compare wrote, or of one run")
+    parser.add_argument("runs", type=Path, help="folder of leanbayes compare or of one run")
     parser.add_argument("--out", type=Path, help="JSON file to write")
-    parser.add_argument("--figures", type=Path, help="folder to draw the figures into, as SVG files")
-    parser.add_argument("--root", type=Path, help="folder that holds the data sets")
-    parser.add_argument("--examples", type=int, default=1000, help="test images under noise, and with fewer weights")
-    parser.add_argument("--draws", type=int, default=30, help="of the weights, where a rule draws")
-    parser.add_argument("--explained", type=int, default=32, help="images whose saliency maps are judged")
-    parser.add_argument("--no-explain", dest="explained", action="store_const", const=0, help="judge none")
-    parser.add_argument("--covariance", type=int, default=0, help="images to compare with full covariances, for VDP")
-    parser.add_argument("--device", choices=("cpu", "cuda"), help="default: the GPU, if there is one")
-    parser.add_argument("--seed", type=int, default=0, help="of the noise and the draws")
+    parser.add_argument("--figures", type=Path, help="folder for the figures (SVG)")
+    parser.add_argument("--root", type=Path, help="folder with the data sets")
+    parser.add_argument("--examples", type=int, default=1000, help="test images for noise and pruning")
+    parser.add_argument("--samples", type=int, default=30, help="Monte Carlo samples, for rules that sample")
+    parser.add_argument("--explained", type=int, default=32, help="images to compute saliency maps for")
+    parser.add_argument("--no-explain", dest="explained", action="store_const", const=0, help="no saliency maps")
+    parser.add_argument("--covariance", type=int, default=0, help="images to compare with full covariances (VDP only)")
+    parser.add_argument("--device", choices=("cpu", "cuda"), help="default: a GPU if available")
+    parser.add_argument("--seed", type=int, default=0, help="seed of noise and samples")
     args = parser.parse_args()
-    if args.examples < 1 or args.draws < 2 or min(args.explained, args.covariance) < 0:
-        parser.error("--examples must be 1 or more, --draws 2 or more, and no number may be negative")
+    if args.examples < 1 or args.samples < 2 or min(args.explained, args.covariance) < 0:
+        parser.error("--examples must be 1 or more, --samples 2 or more, and no number may be negative")
     return args
 
 
-class Examination:
-    """The test images, and how a run is examined on them."""
+class Evaluator:
+    """Evaluates models on test images: clean, noisy, pruned and explained."""
 
     def __init__(self, args: argparse.Namespace, data: Data) -> None:
         if data.test is None or data.task != "classification" or len(data.input_shape) != 3:
-            raise LeanBayesError(f"{data.name} has no test images with classes: train on others.")
+            raise LeanBayesError(f"{data.name} has no labeled test images: train on another data set.")
         self.args, self.data = args, data
         self.notes: list[str] = []
         self.explained = args.explained
@@ -98,20 +99,21 @@ class Examination:
             self.note("captum is not installed, so Infidelity and Sensitivity-Max are left out.")
 
     def note(self, text: str) -> None:
-        """Tell once what was left out."""
+        """Add a note about skipped results, once."""
         if text not in self.notes:
             self.notes.append(text)
 
-    def of(self, bnn: lb.BayesianModel) -> dict[str, Any]:
-        """Find out everything about one model."""
+    def evaluate(self, bnn: lb.BayesianModel) -> dict[str, Any]:
+        """Return all results of one model."""
         args, random = self.args, bnn.layout.numel > 0
-        how: dict[str, Any] = {"samples": args.draws if bnn.current_rule.random else None, "seed": args.seed}
+        how: dict[str, Any] = {"samples": args.samples if bnn.current_rule.random else None, "seed": args.seed}
         if bnn.members is not None or not random:
-            how["samples"] = None  # an ensemble has its members, and a plain network nothing to draw
+            how["samples"] = None  # an ensemble uses its members, a deterministic network has no samples
         chosen = self.images(bnn, args.examples)
         test = evaluate(bnn, self.batches(bnn, None).epoch(), **how)
         noise = [self.under_noise(bnn, chosen, decibels, random, how) for decibels in DECIBELS]
-        curve = pruning_curve(bnn, lambda: [(self.normalised(x), y) for x, y in chosen], **how)
+        batches = [(self.normalized(x), y) for x, y in chosen]
+        curve = [{"share": share} | evaluate(prune(bnn, share), batches, **how) for share in SHARES]
         pruning = [{key: point[key] for key in ("share", *SCORES)} for point in curve]
         kept = {point["share"]: point["accuracy"] for point in pruning}
         found: dict[str, Any] = {
@@ -126,53 +128,53 @@ class Examination:
             "lost": kept[0.0] - kept[PRUNED],
         }
         if self.explained:
-            batches = self.batches(bnn, self.explained).epoch()
-            rule = None if bnn.current_rule.random else "mean"  # maps are gradients of an output, not of its moments
-            found["explanation"] = explanation_scores(bnn, batches, rule=rule, **how)
+            explained = self.batches(bnn, self.explained).epoch()
+            rule = None if bnn.current_rule.random else "mean"  # saliency maps need outputs, not moments
+            found["explanation"] = explanation_scores(bnn, explained, rule=rule, **how)
         if args.covariance and isinstance(bnn.method, lb.VDP):
             found["covariance"] = self.full_covariance(bnn)
         return found
 
-    def batches(self, bnn: lb.BayesianModel, limit: int | None, normalise: bool = True) -> Batches:
-        """Cut the test images, or some of them, into batches."""
+    def batches(self, bnn: lb.BayesianModel, limit: int | None, normalize: bool = True) -> Batches:
+        """Return batches of test images, at most `limit` images."""
         assert self.data.test is not None
         dataset = some(self.data.test, limit, self.args.seed)
-        scale = self.data.normalise if normalise else None
-        return Batches(dataset, PART, device=bnn.device, shuffle=False, normalise=scale)
+        scale = self.data.normalize if normalize else None
+        return Batches(dataset, PART, device=bnn.device, shuffle=False, normalize=scale)
 
     def images(self, bnn: lb.BayesianModel, limit: int) -> Given:
-        """Read some test images, from 0 to 1."""
-        batches = self.batches(bnn, limit, normalise=False).epoch()
+        """Return test images with values from 0 to 1."""
+        batches = self.batches(bnn, limit, normalize=False).epoch()
         return [(x / 255 if x.dtype == torch.uint8 else x, y) for x, y in batches]
 
-    def normalised(self, x: Tensor) -> Tensor:
-        """Bring images to what networks are trained on."""
-        return x if self.data.normalise is None else self.data.normalise(x)
+    def normalized(self, x: Tensor) -> Tensor:
+        """Normalize images as in training."""
+        return x if self.data.normalize is None else self.data.normalize(x)
 
     def noisy(self, images: Given, decibels: float) -> Given:
-        """Add noise before the images are normalised, the same to all models."""
+        """Add noise before normalization, the same noise for all models."""
         found = []
         for number, (x, y) in enumerate(images):
             generator = torch.Generator().manual_seed(mix(self.args.seed, number))
-            found.append((self.normalised(add_noise(x, decibels, generator)), y))
+            found.append((self.normalized(add_noise(x, decibels, generator)), y))
         return found
 
     def under_noise(
         self, bnn: lb.BayesianModel, images: Given, decibels: float, random: bool, how: dict[str, Any]
     ) -> dict[str, float]:
-        """Score noisy images, and find the mean variance of the class that is predicted, and the median."""
+        """Return scores on noisy images, and mean and median variance of the predicted class."""
         batches = self.noisy(images, decibels)
         scores = evaluate(bnn, batches, details=False, **how)
         found = {"snr": float(decibels), **{key: scores[key] for key in SCORES}}
         if random:
             rule = "moments" if bnn.current_rule.random else bnn.rule
-            of = (*variances(bnn, batches, rule), *drawn_variances(bnn, batches, self.args.draws, self.args.seed))
+            of = (*variances(bnn, batches, rule), *sampled_variances(bnn, batches, self.args.samples, self.args.seed))
             found |= {key: values.mean().item() for key, values in zip(VARIANCES, of, strict=True)}
             found["median_variance"] = of[0].median().item()
         return found
 
     def full_covariance(self, bnn: lb.BayesianModel) -> dict[str, Any] | None:
-        """Compare the variances of logits by VDP++ with those by full covariances, image by image."""
+        """Compare the logit variances of VDP++ with those of full covariances, per image."""
         images = self.images(bnn, self.args.covariance)
         pairs = []
         for decibels in FEW_DECIBELS:
@@ -197,7 +199,7 @@ class Examination:
 
 @torch.no_grad()
 def variances(bnn: lb.BayesianModel, batches: Given, rule: str) -> tuple[Tensor, Tensor]:
-    """Return the variance of the predicted class of each image, by one pass: of its probability, and of its logit."""
+    """Return the variances of probability and logit of the predicted class per image, in one pass."""
     parts = []
     with bnn.using(rule), evaluation_mode(bnn):
         for x, _ in batches:
@@ -210,11 +212,11 @@ def variances(bnn: lb.BayesianModel, batches: Given, rule: str) -> tuple[Tensor,
 
 
 @torch.no_grad()
-def drawn_variances(bnn: lb.BayesianModel, batches: Given, draws: int, seed: int) -> tuple[Tensor, Tensor]:
-    """Return the same by draws of the weights."""
+def sampled_variances(bnn: lb.BayesianModel, batches: Given, samples: int, seed: int) -> tuple[Tensor, Tensor]:
+    """Return the same variances over Monte Carlo samples."""
     generator, outputs = torch.Generator().manual_seed(seed), []
     with bnn.using("sample"), evaluation_mode(bnn):
-        for number in range(draws):
+        for number in range(samples):
             with bnn.drawn(bnn.next_draw(generator, number)) as call:
                 outputs.append(torch.cat([output_tensor(call_with(call, x)) for x, _ in batches]).float())
     logits = torch.stack(outputs)
@@ -223,11 +225,11 @@ def drawn_variances(bnn: lb.BayesianModel, batches: Given, draws: int, seed: int
     return probs.var(0).gather(1, label)[:, 0], logits.var(0).gather(1, label)[:, 0]
 
 
-# -- over the seeds ---------------------------------------------------------------------------------------------------
+# -- over seeds -------------------------------------------------------------------------------------------------------
 
 
-def figures_of(result: dict[str, Any]) -> dict[str, float]:
-    """Take the numbers of a run that methods are compared by."""
+def metrics_of(result: dict[str, Any]) -> dict[str, float]:
+    """Return the metrics of a run by which methods are compared."""
     found = {**result["scores"], "noisy_accuracy": result["noise"][0]["accuracy"], "lost": result["lost"]}
     if result["spearman"]:
         found["spearman"] = result["spearman"]["variance"]
@@ -236,7 +238,7 @@ def figures_of(result: dict[str, Any]) -> dict[str, float]:
 
 
 def by_method(results: Sequence[dict[str, Any]]) -> dict[str, list[dict[str, Any]]]:
-    """Bring the runs of each method together, in the order of their seeds."""
+    """Group runs by method, in the order of their seeds."""
     found: dict[str, list[dict[str, Any]]] = {}
     for result in sorted(results, key=lambda result: result["seed"]):
         found.setdefault(result["name"], []).append(result)
@@ -244,14 +246,14 @@ def by_method(results: Sequence[dict[str, Any]]) -> dict[str, list[dict[str, Any
 
 
 def summary_of(results: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """Average over the seeds, and test which methods differ; and whether pruning costs a method accuracy."""
+    """Return means over seeds, tests of differences between methods, and tests of the accuracy lost by pruning."""
     methods = by_method(results)
     values: dict[str, dict[str, list[float]]] = {}
     for name, runs in methods.items():
-        of_runs = [figures_of(run) for run in runs]
+        of_runs = [metrics_of(run) for run in runs]
         values[name] = {key: [one[key] for one in of_runs] for key in of_runs[0]}
     means = {
-        name: {key: dataclasses.asdict(summarise(numbers, LEVEL)) for key, numbers in of.items()}
+        name: {key: dataclasses.asdict(summarize(numbers, LEVEL)) for key, numbers in of.items()}
         for name, of in values.items()
     }
     tests: dict[str, Any] = {}
@@ -274,14 +276,14 @@ def _cost_of_pruning(runs: Sequence[dict[str, Any]]) -> dict[str, float]:
     return dataclasses.asdict(paired_test([c[0.0] for c in curves], [c[PRUNED] for c in curves], LEVEL))
 
 
-def drawn(results: Sequence[dict[str, Any]]) -> list[Figure]:
-    """Make the figures of the paper, a line a method: variance and accuracy over the noise, and pruning."""
+def figures_of(results: Sequence[dict[str, Any]]) -> list[Figure]:
+    """Return the figures of the paper, one line per method: variance and accuracy over noise, and pruning."""
     methods = by_method(results)
     random = {name: runs for name, runs in methods.items() if all(run["noise"][0].get("variance") for run in runs)}
     accuracies = {
         name: [[level["accuracy"] for level in run["noise"]] for run in runs] for name, runs in methods.items()
     }
-    pruning = pruning_figure({name: runs[0]["pruning"] for name, runs in methods.items()})
+    pruning = pruning_figure({name: runs[0]["pruning"] for name, runs in methods.items()}, "accuracy")
     pruned = {name: [[point["accuracy"] for point in run["pruning"]] for run in runs] for name, runs in methods.items()}
     figures = [
         Figure(
@@ -290,7 +292,7 @@ def drawn(results: Sequence[dict[str, Any]]) -> list[Figure]:
             kind="lines",
             x="signal to noise, dB",
             y="accuracy",
-            caption="Gaussian noise is added to the test images, relative to the power of each.",
+            caption="Gaussian noise is added to the test images, relative to the power of each image.",
             series=tuple(mean_line(name, DECIBELS, lines) for name, lines in accuracies.items()),
             percent="y",
         ),
@@ -306,8 +308,8 @@ def drawn(results: Sequence[dict[str, Any]]) -> list[Figure]:
             title="Output variance under noise",
             kind="lines",
             x="signal to noise, dB",
-            y=f"variance over that at {DECIBELS[0]} dB",
-            caption="Mean variance of the probability of the predicted class, by one pass: it falls as the noise does.",
+            y=f"variance relative to {DECIBELS[0]} dB",
+            caption="Mean variance of the probability of the predicted class, in one pass; it falls with the noise.",
             series=tuple(mean_line(name, DECIBELS, lines) for name, lines in levels.items()),
         )
         figures.insert(0, figure)
@@ -319,29 +321,29 @@ def _relative(run: dict[str, Any], key: str) -> list[float]:
     return [level[key] / first for level in run["noise"]]
 
 
-# -- runs, and what is written of them --------------------------------------------------------------------------------
+# -- output -----------------------------------------------------------------------------------------------------------
 
 
 def names_of(methods: Iterable[lb.Method]) -> dict[str, str]:
-    """Give methods short names: where several are of one kind, with the first setting that tells them all apart."""
+    """Return short names of methods; several of one kind are distinguished by the first setting that differs."""
     different = {describe_method(method): method for method in methods}
     names = {}
     for full, method in different.items():
         kind = full.partition(":")[0]
         alike = [other for other in different.values() if type(other) is type(method)]
         fields = [field.name for field in dataclasses.fields(method)]  # type: ignore[arg-type]
-        telling = [name for name in fields if len({str(getattr(other, name)) for other in alike}) == len(alike)]
-        telling.sort(key=lambda name: not isinstance(getattr(method, name), str))
-        setting = f", {telling[0]}={getattr(method, telling[0])}" if telling else full.removeprefix(kind)
+        distinct = [name for name in fields if len({str(getattr(other, name)) for other in alike}) == len(alike)]
+        distinct.sort(key=lambda name: not isinstance(getattr(method, name), str))
+        setting = f", {distinct[0]}={getattr(method, distinct[0])}" if distinct else full.removeprefix(kind)
         names[full] = kind if len(alike) == 1 else kind + setting
     return names
 
 
 def table(results: Sequence[dict[str, Any]]) -> str:
-    """Lay out the means over the seeds, a method a line."""
+    """Format the means over seeds, one line per method."""
     lines = [["", *(title for title, _ in COLUMNS.values())]]
     for name, runs in by_method(results).items():
-        of_runs = [figures_of(run) for run in runs]
+        of_runs = [metrics_of(run) for run in runs]
         cells = [
             form.format(statistics.mean(one[key] for one in of_runs)) if key in of_runs[0] else ""
             for key, (_, form) in COLUMNS.items()
@@ -356,25 +358,25 @@ def table(results: Sequence[dict[str, Any]]) -> str:
 
 
 def main() -> None:
-    """Examine all runs, compare them, write and print."""
+    """Evaluate and compare all runs, write and print the results."""
     args = options()
     places = folders(args.runs)
     records = [read_record(place)["config"] for place in places]
     tasks = [(record["source"], record["model"]) for record in records]
     if any(task != tasks[0] for task in tasks):
-        raise LeanBayesError(f"The runs in {args.runs} are of several data sets or networks: give those of one.")
+        raise LeanBayesError(f"The runs in {args.runs} differ in data set or network: give runs of one task.")
     names = names_of(config.decode(record["method"]) for record in records)
-    examination: Examination | None = None
+    evaluator: Evaluator | None = None
     results = []
     for place, record in zip(places, records, strict=True):
         run = open_run(place, args.device)
-        examination = examination or Examination(args, run.data(args.root))
+        evaluator = evaluator or Evaluator(args, run.data(args.root))
         name, seed = names[describe_method(run.model.method)], record["recipe"]["seed"]
         print(f"{name}, seed {seed} ...", file=sys.stderr, flush=True)
         about = {"name": name, "seed": seed, "method": record["method"], "costs": run.record["costs"]}
-        results.append(about | examination.of(run.model))
-    assert examination is not None
-    figures = drawn(results)
+        results.append(about | evaluator.evaluate(run.model))
+    assert evaluator is not None
+    figures = figures_of(results)
     if args.out is not None:
         source = {**records[0]["source"], "name": Path(records[0]["source"]["name"]).name}
         found = {
@@ -386,9 +388,9 @@ def main() -> None:
             "recipe": {key: value for key, value in records[0]["recipe"].items() if key != "seed"},
             "versions": versions(),
             "machine": machine(),
-            "examples": min(args.examples, len(examination.data.test)),  # type: ignore[arg-type]
-            "draws": args.draws,
-            "notes": examination.notes,
+            "examples": min(args.examples, len(evaluator.data.test)),  # type: ignore[arg-type]
+            "samples": args.samples,
+            "notes": evaluator.notes,
             "results": results,
             "summary": summary_of(results),
             "figures": [figure.to_json() for figure in figures],
@@ -396,10 +398,10 @@ def main() -> None:
         write_json(args.out, found)
     if args.figures is not None:
         save(figures, args.figures)
-    for text in examination.notes:
+    for text in evaluator.notes:
         print(text)
     print(table(results))
 
 
 if __name__ == "__main__":
-    as_script(main)
+    run_script(main)

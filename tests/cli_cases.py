@@ -1,4 +1,4 @@
-"""What the tests of the command line share."""
+"""Shared by the tests of the command line."""
 
 import contextlib
 import io
@@ -13,32 +13,42 @@ from PIL import Image
 
 import leanbayes as lb
 from leanbayes.cli import main
-from leanbayes.models import build
+from leanbayes.networks import build
 from leanbayes.training import read_record
 from leanbayes.training.loop import Loop
 
 RANDOM = np.random.default_rng(0)
 TOY = ("--data", "toy", "--epochs", 1, "--quiet")
-LOOK = ("--look.shifts", "noise", "--look.shift-examples", 20)  # a short one
-TINY = (*TOY, "--model-options", "hidden=[4]", *LOOK)
+EVALUATION = ("--evaluation.shifts", "noise", "--evaluation.shift-examples", 20)  # a short one
+TINY = (*TOY, "--model-options", "hidden=[4]", *EVALUATION)
+TIMES = re.compile(r"seconds|_ms|time_ratio")
 ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONWARNINGS": "error", "PYTHONUNBUFFERED": ""}
 
 
-class Told(NamedTuple):
+class Output(NamedTuple):
+    """The exit code of a command, and what it printed."""
+
     code: int
     out: str
     err: str
 
 
-Cli = Callable[..., Told]
+Cli = Callable[..., Output]
 
 
 def must_not_train(self: Loop) -> None:
     raise AssertionError("it trains again")
 
 
+def command(*words: Any) -> Output:
+    """Run a command in this process."""
+    with contextlib.redirect_stdout(io.StringIO()) as out, contextlib.redirect_stderr(io.StringIO()) as err:
+        code = main([str(word) for word in words])
+    return Output(code, out.getvalue(), err.getvalue())
+
+
 def run_main(words: list[str], folder: Path) -> None:
-    """Run a command in a process of its own, which leaves what it prints in a file of its rank."""
+    """Run a command in this process, and write what it prints to a file named after the rank."""
     with contextlib.redirect_stdout(io.StringIO()) as out:
         code = main(words)
     Path(folder, f"{os.environ['RANK']}.out").write_text(out.getvalue())
@@ -51,19 +61,17 @@ def load_run(folder: Path) -> lb.BayesianModel:
     return lb.load(folder / "model.safetensors", network).eval()
 
 
-def picture(path: Path, *shape: int) -> Path:
+def write_image(path: Path, *shape: int) -> Path:
+    """Write a random image."""
     path.parent.mkdir(parents=True, exist_ok=True)
     Image.fromarray(RANDOM.integers(0, 256, shape, dtype=np.uint8)).save(path)
     return path
 
 
 def without_times(values: Any) -> Any:
-    """Leave out what the clock says, to any depth, and put -1 where a score is not defined: NaN is not itself."""
+    """Leave out times at any depth, and replace NaN by -1, because NaN does not equal itself."""
     if isinstance(values, dict):
         return {name: without_times(value) for name, value in values.items() if not TIMES.search(name)}
     if isinstance(values, list):
         return [without_times(value) for value in values]
     return -1.0 if values != values else values
-
-
-TIMES = re.compile(r"seconds|_ms|time_ratio")

@@ -1,30 +1,34 @@
-"""What every test starts from."""
+"""Settings and fixtures of all tests."""
 
 import gc
+import itertools
 from collections.abc import Iterator
 
 import pytest
 import torch
 from hypothesis import settings
 
-# The networks are tiny: threads would cost more than they save, and each worker of pytest-xdist has one core.
+from leanbayes.model import conversion
+
+# The networks are tiny, so threads cost more than they save, and each worker of pytest-xdist has one core.
 torch.set_num_threads(1)
 
-# A first call may load or compile something: a slow example is no failure. The same examples in every run.
+# No deadline, because a first call may load or compile something. The examples are the same in every run.
 settings.register_profile("leanbayes", deadline=None, derandomize=True)
 settings.load_profile("leanbayes")
 
 
 @pytest.fixture(scope="module", autouse=True)
 def _collected() -> None:
-    """Keep what was there before out of garbage collections: half of the time of a small training."""
+    """Exclude existing objects from garbage collection, which takes half the time of a small training."""
     gc.collect()
     gc.freeze()
 
 
 @pytest.fixture(autouse=True)
 def _seeded() -> Iterator[None]:
-    """Give every test the same random numbers, whatever ran before it."""
+    """Seed the global random state for every test."""
+    conversion._SEEDS = itertools.count()
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
         yield

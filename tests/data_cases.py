@@ -1,4 +1,4 @@
-"""What the tests of the data share."""
+"""Helpers of the data tests."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -10,22 +10,20 @@ from PIL import Image
 from scipy.io import savemat
 
 import leanbayes as lb
-from leanbayes.data import (
-    Data,
-)
+from leanbayes.data import Data
 
 RANDOM = np.random.default_rng(0)
 Array = np.ndarray[Any, Any]
 
 
 def expect(call: Callable[[], Any], *words: object, kind: type[Exception] = lb.LeanBayesError) -> None:
-    """The call raises one sentence with all of these words."""
+    """Check that a call raises an error whose message is one line, is a sentence and has all of these words."""
     with pytest.raises(kind) as caught:
         call()
     message = str(caught.value)
     assert isinstance(caught.value, lb.LeanBayesError)
     assert caught.value.__suppress_context__ or caught.value.__context__ is None
-    assert message.endswith(".")
+    assert message.endswith((".", "?"))
     assert "\n" not in message
     for word in words:
         assert str(word) in message
@@ -36,13 +34,13 @@ def random_bytes(*shape: int) -> Array:
 
 
 def same_rows(data: Data, x: Array, y: Array) -> None:
-    """Training and validation together are the written rows, each once."""
+    """Check that training and validation data together are the written rows, each once."""
     parts: list[Any] = [data.train, data.validation]
     found = sorted((bytes(a.numpy().tobytes()), int(b)) for part in parts for a, b in part)
     assert found == sorted((row.tobytes(), int(label)) for row, label in zip(x, y, strict=True))
 
 
-def write_picture(path: Path, values: Array) -> None:
+def write_image(path: Path, values: Array) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     Image.fromarray(values).save(path)
 
@@ -53,7 +51,7 @@ def write_folder(
     for split in splits:
         for name in classes:
             for number in range(count):
-                write_picture(root / split / name / f"{number}.png", random_bytes(8, 8, 3))
+                write_image(root / split / name / f"{number}.png", random_bytes(8, 8, 3))
 
 
 def write_svhn(path: Path, size: int = 6, **changes: Any) -> tuple[Array, Array]:

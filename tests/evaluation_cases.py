@@ -1,17 +1,17 @@
-"""Predictions, small tasks and networks for the tests of evaluation."""
+"""Predictions, small tasks and networks for tests of evaluation."""
 
 import json
 from pathlib import Path
 from typing import Any
 
 import torch
-from networks import seeded
+from network_cases import seeded
 from torch import Tensor, nn
 from torch.utils.data import Dataset, TensorDataset
 
 import leanbayes as lb
-from leanbayes.data import Data, Normalise, from_datasets
-from leanbayes.evaluation import Look, Scores, Sum, Whole, assess, mean
+from leanbayes.data import Data, Normalize, from_datasets
+from leanbayes.evaluation import EvaluationSettings, Scores, Sum, Whole, evaluate_fully, mean
 
 CLASSES = 4
 
@@ -19,7 +19,7 @@ CLASSES = 4
 
 
 def class_prediction(probs: Tensor, class_dim: int = 1) -> lb.ClassPrediction:
-    """The mean of two draws that lie around `probs`."""
+    """The mean of two samples around `probs`."""
     other = probs.roll(1, class_dim)
     draws = torch.stack([0.7 * probs + 0.3 * other, 0.9 * probs + 0.1 * other])
     expected = torch.special.entr(draws).sum(class_dim + 1).mean(0)
@@ -31,13 +31,13 @@ def random_probs(*shape: int, class_dim: int = 1, sharp: float = 3.0) -> Tensor:
 
 
 def some_labels(probs: Tensor, class_dim: int = 1) -> Tensor:
-    """Labels that are right about half of the time."""
+    """Labels of which about half are the most probable class."""
     best = probs.argmax(class_dim)
     return torch.where(torch.rand(best.shape) < 0.5, best, torch.randint(probs.shape[class_dim], best.shape))
 
 
 def parts_of(prediction: Any, sizes: list[int]) -> list[Any]:
-    """Cut a prediction into batches."""
+    """Split a prediction into batches."""
     fields = {name: value for name, value in vars(prediction).items() if isinstance(value, Tensor)}
     rest = {name: value for name, value in vars(prediction).items() if name not in fields}
     cuts = {name: value.split(sizes) for name, value in fields.items()}
@@ -55,7 +55,7 @@ def scored(scores: Scores, prediction: Any, y: Tensor, sizes: list[int] | None =
 
 
 OWN = (
-    mean("sure", lambda outcome: outcome.confidence > 0.9),
+    mean("certain", lambda outcome: outcome.confidence > 0.9),
     Sum(
         "answers", lambda outcome: torch.bincount(outcome.answer, minlength=5).double(), lambda sums: float(sums.max())
     ),
@@ -64,7 +64,7 @@ OWN = (
 
 
 def score_in_processes(shares: list[list[int]], folder: Path) -> None:
-    """Take in this process's share of some predictions, which may be empty, and write down the scores of all."""
+    """Score this process's share of some predictions, which may be empty, and write the scores of all processes."""
     torch.distributed.init_process_group("gloo")
     rank = torch.distributed.get_rank()
     torch.manual_seed(0)
@@ -80,7 +80,7 @@ def score_in_processes(shares: list[list[int]], folder: Path) -> None:
     own = alone.sums("ece")
     found["alone"] = 0 if own is None else int(own[2].sum())
     bnn, data = lb.bayesianize(network(1), lb.Deterministic()), image_data()
-    found["assessed"] = assess(bnn, data, Look(shifts=("noise",)))["curves"]["reliability"]
+    found["evaluated"] = evaluate_fully(bnn, data, EvaluationSettings(shifts=("noise",)))["curves"]["reliability"]
     (folder / f"{rank}.json").write_text(json.dumps(found))
     torch.distributed.barrier()
 
@@ -89,7 +89,7 @@ def score_in_processes(shares: list[list[int]], folder: Path) -> None:
 
 
 def images(count: int = 24, channels: int = 1, side: int = 8, bytes_: bool = True) -> tuple[Tensor, Tensor]:
-    """Images, uint8 or floats from 0 to 1, with a bright patch that tells the class."""
+    """Images, uint8 or floats from 0 to 1, with a bright patch that depends on the class."""
     generator = torch.Generator().manual_seed(8)
     x = 0.4 * torch.rand(count, channels, side, side, generator=generator)
     y = torch.arange(count) % CLASSES
@@ -98,10 +98,10 @@ def images(count: int = 24, channels: int = 1, side: int = 8, bytes_: bool = Tru
     return ((255 * x).round().to(torch.uint8) if bytes_ else x), y
 
 
-def image_data(channels: int = 1, bytes_: bool = True, normalise: bool = True, count: int = 24) -> Data:
+def image_data(channels: int = 1, bytes_: bool = True, normalize: bool = True, count: int = 24) -> Data:
     dataset = TensorDataset(*images(count, channels, bytes_=bytes_))
-    scaling = Normalise((0.3,) * channels, (0.25,) * channels) if normalise else None
-    return from_datasets(dataset, dataset, dataset, name="patches", normalise=scaling, outputs=CLASSES)
+    scaling = Normalize((0.3,) * channels, (0.25,) * channels) if normalize else None
+    return from_datasets(dataset, dataset, dataset, name="patches", normalize=scaling, outputs=CLASSES)
 
 
 def network(channels: int = 1) -> nn.Module:
@@ -112,7 +112,7 @@ def network(channels: int = 1) -> nn.Module:
 
 
 def table_data(targets: int = 2, count: int = 40) -> Data:
-    """A regression in standardised units, with what undoes it."""
+    """A regression with standardized targets, with their original mean and std."""
     generator = torch.Generator().manual_seed(5)
     x = torch.randn(count, 6, generator=generator)
     y = x[:, :targets] + 0.3 * torch.randn(count, targets, generator=generator)
@@ -166,7 +166,7 @@ def segmentation_network() -> nn.Module:
 
 
 class Recorded(Dataset[Any]):
-    """Reads examples one by one, and notes which."""
+    """Returns examples one by one, and records their indices."""
 
     def __init__(self, x: Tensor, y: Tensor) -> None:
         self.x, self.y = x, y

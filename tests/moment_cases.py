@@ -1,4 +1,4 @@
-"""Moments against large samples: draw the inputs of a function, call it on each draw, and compare."""
+"""Moments against Monte Carlo: sample the inputs of a function, call it on each sample, and compare."""
 
 import math
 from collections.abc import Callable
@@ -11,12 +11,12 @@ from torch import Tensor
 import leanbayes as lb
 from leanbayes.rules.moments.context import Pass, make_signs
 
-DRAWS = 100_000
+SAMPLES = 100_000
 shapes = st.lists(st.integers(1, 4), min_size=1, max_size=4).map(tuple)
 
 
 def common_pass(**settings: Any) -> Pass:
-    """A forward pass that keeps common noise."""
+    """Return a forward pass that keeps common noise."""
     return Pass(correlation="common", signs=make_signs(), **settings)
 
 
@@ -28,7 +28,7 @@ def gaussian(
     dtype: torch.dtype = torch.float64,
     probes: int = 3,
 ) -> lb.Moments:
-    """A random value; with `positions`, also noise that is common along these dimensions, in a few directions."""
+    """Return a random value; with `positions`, also noise that is common along these dimensions."""
     generator = torch.Generator().manual_seed(seed)
     loc = torch.randn(shape, generator=generator, dtype=dtype)
     variance = std**2 * (0.2 + torch.rand(shape, generator=generator, dtype=dtype))
@@ -39,8 +39,8 @@ def gaussian(
     return lb.Moments(loc, variance, common, within=common_pass())
 
 
-def draws(value: lb.Moments, count: int = DRAWS, seed: int = 1) -> Tensor:
-    """Draw a value many times: (count, *shape)."""
+def samples_of(value: lb.Moments, count: int = SAMPLES, seed: int = 1) -> Tensor:
+    """Sample a value: (count, *shape)."""
     generator = torch.Generator().manual_seed(seed)
     value = value.plain()
     noise = torch.randn((count, *value.shape), generator=generator, dtype=value.loc.dtype)
@@ -54,9 +54,9 @@ def draws(value: lb.Moments, count: int = DRAWS, seed: int = 1) -> Tensor:
 def assert_moments(
     result: lb.Moments, outcomes: Tensor, *, mean: float = 0.0, std: float = 0.0, atol: float = 1e-9
 ) -> None:
-    """Compare with outcomes (draw, ...): means within `mean` true stds, stds within a share `std` of the true one.
+    """Compare with outcomes (sample, ...).
 
-    What 5 standard errors of the sample explain is forgiven.
+    Means must agree within `mean` true stds, and stds within a fraction `std`, plus 5 standard errors each.
     """
     count = len(outcomes)
     true_mean, true_std = outcomes.mean(0), outcomes.std(0)
@@ -65,24 +65,24 @@ def assert_moments(
     off = (result.loc - true_mean).abs()
     allowed = (mean + 5 / math.sqrt(count)) * true_std + atol
     assert (off <= allowed).all(), f"means off by {(off / true_std).max():.4f} std"
-    centred = outcomes - true_mean
-    fourth = centred.pow(4).mean(0)
+    centered = outcomes - true_mean
+    fourth = centered.pow(4).mean(0)
     error = 0.5 * ((fourth - true_std**4).clamp_min(0) / count).sqrt() / true_std.clamp_min(1e-30)  # of the std
-    wrong = (result.std - true_std).abs()
+    wrong = (result.stddev - true_std).abs()
     assert (wrong <= std * true_std + 5 * error + atol).all(), f"stds off by {(wrong / true_std).max():.4f}"
 
 
 def check(
     function: Callable[..., Any], *values: lb.Moments, mean: float = 0.0, std: float = 0.0, batched: bool = False
 ) -> None:
-    """Call a function on values and on draws of them, one by one (vmap) or all at once, and compare."""
+    """Call a function on values and on their samples, one by one (vmap) or all at once, and compare."""
     result = function(*values)
-    samples = [draws(value, seed=number + 1) for number, value in enumerate(values)]
+    samples = [samples_of(value, seed=number + 1) for number, value in enumerate(values)]
     outcomes = function(*samples) if batched else torch.vmap(function)(*samples)
     assert_moments(result, outcomes, mean=mean, std=std)
 
 
 def without_variance(value: lb.Moments) -> lb.Moments:
-    """The same means, with no noise at all."""
+    """Return the same means without noise."""
     common = None if value.common is None else torch.zeros_like(value.common)
     return lb.Moments(value.loc, torch.zeros_like(value.independent), common, within=value.within)

@@ -1,4 +1,4 @@
-"""Moments against the covariance that a function's Jacobian gives: exact where the function is linear."""
+"""Moments against the covariance from the Jacobian of a function, which is exact for linear functions."""
 
 from collections.abc import Callable
 from typing import Any
@@ -9,11 +9,11 @@ from torch import Tensor
 
 import leanbayes as lb
 
-random_value: Callable[..., Any] = gaussian  # for the type checker, whom torch tells that its functions take tensors
+random_value: Callable[..., Any] = gaussian  # torch declares that its functions take tensors
 
 
 def covariance_of(*values: lb.Moments) -> Tensor:
-    """Covariance of all elements of values that share the noise of their common parts."""
+    """Return the covariance of all elements of values that share the noise of their common parts."""
     flat = [value.plain() for value in values]
     whole = torch.diag(torch.cat([value.independent.reshape(-1) for value in flat]))
     commons = [
@@ -34,7 +34,7 @@ def covariance_of(*values: lb.Moments) -> Tensor:
 
 
 def expected_covariance(function: Callable[..., Any], *values: lb.Moments) -> Tensor:
-    """J Σ Jᵀ."""
+    """Return J Σ Jᵀ."""
     jacobians = torch.autograd.functional.jacobian(function, tuple(value.loc for value in values))
     jacobian = torch.cat(
         [part.flatten(part.dim() - value.dim()) for part, value in zip(jacobians, values, strict=True)], -1
@@ -44,7 +44,7 @@ def expected_covariance(function: Callable[..., Any], *values: lb.Moments) -> Te
 
 
 def assert_linear(function: Callable[..., Any], *values: lb.Moments, whole: bool = True) -> lb.Moments:
-    """Compare means bit for bit and the covariance, or with whole=False the variances only."""
+    """Check that the means are equal and the covariances agree, or with whole=False only the variances."""
     result = function(*values)
     assert torch.equal(result.loc, function(*[value.loc for value in values]))
     assert result.independent.shape == result.shape
@@ -56,6 +56,6 @@ def assert_linear(function: Callable[..., Any], *values: lb.Moments, whole: bool
 
 
 def size_of_common(value: lb.Moments) -> int:
-    """Number of elements that the common part takes, for each probe."""
+    """Return the number of elements of the common part per probe."""
     assert value.common is not None
     return value.common[0].numel()

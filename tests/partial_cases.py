@@ -1,4 +1,4 @@
-"""Small models of PBN, and trainings of them."""
+"""Small PBN models, and functions that train them."""
 
 from pathlib import Path
 from typing import Any

@@ -1,10 +1,10 @@
-"""A layout of small parameters and priors of every kind, for the tests of posteriors that hold some weights only."""
+"""A layout of small parameters, and priors of every kind, for tests of posteriors."""
 
 import torch
 
 import leanbayes as lb
-from leanbayes import noise
-from leanbayes.layout import Layout, Slot
+from leanbayes.core import noise
+from leanbayes.core.layout import Layout, Slot
 from leanbayes.priors import Prior
 
 KEY = noise.make_key(3)

@@ -1,4 +1,4 @@
-"""A report as a comparison of five methods gives it, made up."""
+"""A made-up report of five methods."""
 
 import base64
 import io
@@ -7,27 +7,25 @@ import math
 import numpy as np
 from PIL import Image
 
-from leanbayes.figures import Figure, Series
-from leanbayes.report import Cell, Column, Document, Gallery, Picture, Png, Row, Section, Table, merge
+from leanbayes.report import Cell, Column, Document, Gallery, GalleryImage, Png, Row, Section, Table, merge
+from leanbayes.report.figure import Figure, Series
 
 METHODS = ("deterministic", "mean-field", "ensemble", "ssvi:density=0.05", "mc-dropout")
-BROKEN = "mc-dropout"  # it has no value in some columns, and lacks some figures
+BROKEN = "mc-dropout"  # without a value in some columns, and without some figures
 COLUMNS = (
-    Column("accuracy", "accuracy", "quality", "high", "percent", "The share of test examples whose answer is right."),
-    Column(
-        "nll", "NLL", "quality", "low", "decimal", "How surprising the truth was, in nats: low is honest and right."
-    ),
+    Column("accuracy", "accuracy", "quality", "high", "percent", "The share of correct predictions."),
+    Column("nll", "NLL", "quality", "low", "decimal", "Negative log-likelihood, in nats."),
     Column("ece", "ECE", "quality", "low", "decimal", "The mean gap between confidence and accuracy, in 15 bins."),
-    Column("entropy_wrong", "entropy\nif wrong", "quality", "high", "decimal", "The mean entropy where it was wrong."),
+    Column("entropy_wrong", "entropy\nif wrong", "quality", "high", "decimal", "Mean entropy of wrong predictions."),
     Column(
         "shift_accuracy", "accuracy", "under shift", "high", "percent", "Accuracy over all corruptions at severity 3."
     ),
     Column("shift_nll", "NLL", "under shift", "low", "decimal", "NLL over all corruptions at severity 3."),
-    Column("auroc", "AUROC", "out of distribution", "high", "percent", "How well entropy tells foreign images apart."),
-    Column("kilo_trained", "numbers\n×1000", "cost", "low", "number", "How many numbers were trained, in thousands."),
-    Column("file_kb", "file\nkB", "cost", "low", "count", "The size of the file that the model is stored in."),
-    Column("epoch", "train\ntime", "cost", "low", "times", "The time of an epoch beside the deterministic network's."),
-    Column("predict_ms", "predict\nms/1000", "cost", "low", "number", "The time to predict a thousand examples."),
+    Column("auroc", "AUROC", "out of distribution", "high", "percent", "How well entropy detects OOD images."),
+    Column("kilo_trained", "numbers\n×1000", "cost", "low", "number", "Trainable numbers, in thousands."),
+    Column("file_kb", "file\nkB", "cost", "low", "count", "Size of the model file."),
+    Column("epoch", "train\ntime", "cost", "low", "times", "Time per epoch, relative to the deterministic network."),
+    Column("predict_ms", "predict\nms/1000", "cost", "low", "number", "Time to predict 1000 examples."),
 )
 MEANS = {
     "deterministic": (0.9311, 0.2874, 0.0412, 0.6120, 0.7120, 1.1290, 0.8712, 11_174, 44_760, 1.0, 38.2),
@@ -58,14 +56,14 @@ LAYERS = tuple(
 
 
 def document(points: int = 2000) -> Document:
-    """Make the whole report."""
+    """Return the whole report."""
     return Document(
         title="CIFAR-10: five ways to a posterior",
         subtitle="ResNet-18, three seeds each, 10,000 test images",
         summary=(
-            "The ensemble is the most accurate (94.65%), and costs five times the training and the space.",
-            "Mean-field is calibrated as well as the ensemble (ECE 0.008), for 1.18 times the time of a plain epoch.",
-            "SSVI with 5% of the weights is stored in 3.5 MB, an eighth of the deterministic network's file.",
+            "The ensemble is the most accurate (94.65%), at five times the training time and size.",
+            "Mean-field is as well calibrated as the ensemble (ECE 0.008), at 1.18 times the time per epoch.",
+            "SSVI with 5% of the weights needs 3.5 MB, an eighth of the file of the deterministic network.",
         ),
         table=table(),
         sections=sections(points),
@@ -82,10 +80,10 @@ def document(points: int = 2000) -> Document:
         },
         glossary={
             "Epistemic uncertainty": "What the model does not know yet. More data makes it smaller.",
-            "Aleatoric uncertainty": "What no model could know, as the data are noisy. More data leaves it as it is.",
-            "Reliability": "Of the answers given with 80% confidence, 80% should be right. The curve shows how many.",
-            "NLL": "Minus the log of the probability of the truth. It rewards being right and being honest at once.",
-            "Selective prediction": "The least certain answers are withheld. The risk is that of errors in the rest.",
+            "Aleatoric uncertainty": "What no model can know, because of noise. More data does not change it.",
+            "Reliability": "Of the predictions with 80% confidence, 80% should be right. The curve shows how many are.",
+            "NLL": "Minus the log of the probability of the true class. It rewards accuracy and calibration together.",
+            "Selective prediction": "The model abstains on uncertain examples. The risk is the error rate on the rest.",
         },
     )
 
@@ -101,7 +99,7 @@ def table() -> Table:
             middle, half = float(np.mean(values)), 2 * float(np.std(values))
             cells[column.key] = Cell(mean) if fixed else Cell(middle, middle - half, middle + half, values)
         rows.append(Row(name, cells, runs=3))
-    note = "A star marks the methods that no other is shown to beat, by paired differences over the seeds."
+    note = "A star marks the methods that no other beats significantly, by paired differences over the seeds."
     return Table(COLUMNS, tuple(rows), WINNERS, "95% interval of the mean", note)
 
 
@@ -113,10 +111,10 @@ def sections(points: int = 2000) -> tuple[Section, ...]:
         return tuple(found[key] for key in keys)
 
     return (
-        Section("calibration", "Calibration", "Can the confidence be believed?", of("reliability", "coverage")),
-        Section("uncertainty", "Where it is unsure", "", of("entropy", "severity", "corruptions", "entropies")),
-        Section("empty", "Nothing to see"),
-        Section("weights", "The weights", "What was learned.\n\nAnd where it is.", of("plane", "layers", "size")),
+        Section("calibration", "Calibration", "Is the confidence right?", of("reliability", "coverage")),
+        Section("uncertainty", "Uncertainty", "", of("entropy", "severity", "corruptions", "entropies")),
+        Section("empty", "Empty"),
+        Section("weights", "The weights", "What was learned.\n\nAnd in which layers.", of("plane", "layers", "size")),
     )
 
 
@@ -129,7 +127,7 @@ def own_figures(name: str, number: int, points: int) -> list[Figure]:
         "lines",
         "confidence",
         "accuracy",
-        "On the dotted line, confidence is what it says. Below it, the method is too sure of itself.",
+        "Below the diagonal, the method is overconfident.",
         (
             Series(
                 "",
@@ -145,9 +143,9 @@ def own_figures(name: str, number: int, points: int) -> list[Figure]:
         "coverage",
         "Risk and coverage",
         "lines",
-        "answers given",
-        "errors among them",
-        "Withholding the least certain answers should leave fewer errors.",
+        "coverage",
+        "error rate",
+        "Abstaining on the least certain examples should leave fewer errors.",
         (
             Series(
                 "",
@@ -161,13 +159,13 @@ def own_figures(name: str, number: int, points: int) -> list[Figure]:
     bins = np.linspace(0.05, 2.25, 23)
     entropy = Figure(
         "entropy",
-        "Entropy of right and wrong answers",
+        "Entropy of correct and wrong predictions",
         "bars",
         "entropy in nats",
-        "share of answers",
-        "Right answers should be to the left, wrong ones to the right.",
+        "share of predictions",
+        "Correct predictions should be on the left, wrong ones on the right.",
         (
-            Series("right", tuple(bins), tuple(np.exp(-bins * (3 + number)) * 0.4)),
+            Series("correct", tuple(bins), tuple(np.exp(-bins * (3 + number)) * 0.4)),
             Series("wrong", tuple(bins), tuple(0.1 * np.exp(-((bins - 0.8 - 0.1 * number) ** 2) * 3))),
         ),
         percent="y",
@@ -208,11 +206,11 @@ def own_figures(name: str, number: int, points: int) -> list[Figure]:
     sigma = np.exp(random.normal(size=points) * 0.6 - 4 - 8 * np.abs(mean))
     plane = Figure(
         "plane",
-        "The plane of means and spreads",
+        "The plane of means and stds",
         "points",
         "μ",
         "σ",
-        "Each dot is a weight. Those far from zero are usually known better.",
+        "Each dot is a weight. Those far from zero usually have a smaller std.",
         (Series("", tuple(mean), tuple(sigma)),),
         log="y",
         apart=True,
@@ -223,7 +221,7 @@ def own_figures(name: str, number: int, points: int) -> list[Figure]:
         "bars",
         "layer",
         "share of the active weights",
-        "Early layers keep more of theirs.",
+        "Early layers keep more of their weights.",
         (Series("", LAYERS, tuple(random.dirichlet(np.linspace(9, 3, 20)))),),
         percent="y",
     )
@@ -244,17 +242,17 @@ def own_figures(name: str, number: int, points: int) -> list[Figure]:
         ),
         log="x",
     )
-    doubt = np.linspace(0.05, 2.25, 23)
-    parts = {"right": 0.2, "wrong": 1.0, "rotated": 1.4, "noisy": 1.8}
+    entropy_bins = np.linspace(0.05, 2.25, 23)
+    parts = {"correct": 0.2, "wrong": 1.0, "rotated": 1.4, "noisy": 1.8}
     entropies = Figure(
         "entropies",
-        "Entropy in and out of the distribution",
+        "Entropy in and out of distribution",
         "lines",
         "entropy in nats",
         "share of the examples",
-        "What was never seen should be to the right.",
+        "OOD data should be on the right.",
         tuple(
-            Series(part, tuple(doubt), tuple(0.1 * np.exp(-((doubt - middle - 0.05 * number) ** 2) * 4)))
+            Series(part, tuple(entropy_bins), tuple(0.1 * np.exp(-((entropy_bins - middle - 0.05 * number) ** 2) * 4)))
             for part, middle in parts.items()
         ),
         percent="y",
@@ -278,11 +276,10 @@ def galleries() -> tuple[Gallery, ...]:
         for k in range(8):
             truth, answer = random.integers(0, 10, 2)
             pixels = np.clip(random.normal(size=(8, 8)) * 60 + 120, 0, 255)
-            text = f"{answer} instead of {truth}"
-            small.append(Picture((png(pixels),), f"{answer} at {99 - k}%\nis {truth}", f"A digit taken for {text}"))
-        found.append(
-            Gallery("Most confident mistakes", "Wrong answers of which the method was sure.", name, tuple(small))
-        )
+            small.append(
+                GalleryImage((png(pixels),), f"{answer} at {99 - k}%\nis {truth}", f"A {truth} predicted as {answer}")
+            )
+        found.append(Gallery("Most confident mistakes", "Wrong predictions with high confidence.", name, tuple(small)))
     ramp = np.linspace(0, 255, 32)
     for name in METHODS[:2]:
         photos = []
@@ -290,12 +287,12 @@ def galleries() -> tuple[Gallery, ...]:
             pixels = np.stack(
                 [ramp[:, None] + 0 * ramp, 20 * k + 0 * ramp[:, None] + ramp * 0.5, random.random((32, 32)) * 255], -1
             )
-            photos.append(Picture((png(pixels),), "ship at 21%\nis truck", "A truck taken for a ship"))
-        found.append(Gallery("Most uncertain", "Answers with the highest entropy.", name, tuple(photos)))
+            photos.append(GalleryImage((png(pixels),), "ship at 21%\nis truck", "A truck predicted as a ship"))
+        found.append(Gallery("Most uncertain", "Predictions with the highest entropy.", name, tuple(photos)))
     rows, columns = np.mgrid[0:90, 0:120]
     scene = np.stack([rows * 2, columns * 2, rows + columns], -1)
     labels = (rows // 30 * 80)[..., None] + np.zeros(3)
     maps = (png(scene, "image"), png(labels, "truth"), png(labels[::-1], "prediction"), png(scene[::-1], "uncertainty"))
-    scenes = tuple(Picture(maps, f"mIoU {k}2%", "A street scene") for k in (4, 5))
+    scenes = tuple(GalleryImage(maps, f"mIoU {k}2%", "A street scene") for k in (4, 5))
     found.append(Gallery("Segmentation", "Uncertainty should be high at the edges.", METHODS[1], scenes))
     return tuple(found)

@@ -1,4 +1,4 @@
-"""What the tests of shifts share: photographs, digits and generators."""
+"""Photographs, digits and generators for tests of shifts."""
 
 import functools
 
@@ -19,10 +19,10 @@ def photographs(height: int, width: int, count: int, channels: int = 3) -> Tenso
     dice = np.random.default_rng(0)
     parts = []
     for number in range(count):
-        picture = torch.from_numpy(load_sample_images().images[number % 2].copy()).permute(2, 0, 1) / 255
+        photograph = torch.from_numpy(load_sample_images().images[number % 2].copy()).permute(2, 0, 1) / 255
         side = int(dice.integers(200, 420))
         top, left = dice.integers(0, 427 - side), dice.integers(0, 640 - side)
-        part = picture[None, :, top : top + side, left : left + side]
+        part = photograph[None, :, top : top + side, left : left + side]
         parts.append(F.interpolate(part, (height, width), mode="bilinear", antialias=True))
     images = torch.cat(parts).clamp(0, 1)
     return images if channels == 3 else images.mean(1, keepdim=True)

@@ -1,15 +1,15 @@
-"""Trainings of sparse methods that have begun, for the tests of how their subspace moves."""
+"""Partly trained sparse models, for tests of how their subspace changes."""
 
 from typing import Any
 
 import torch
-from networks import CASES
+from network_cases import CASES
 
 import leanbayes as lb
+from leanbayes.methods.ssvi.criteria import REMOVAL
 from leanbayes.posteriors import SubspacePosterior
-from leanbayes.sparsity.criteria import REMOVAL
 
-ADDITIONS: Any = ("draw", "mean", "draws")
+ADDITIONS: Any = ("sample", "mean", "samples")
 REMOVALS: Any = (*REMOVAL, "sensitivity")
 
 
@@ -18,8 +18,8 @@ def subspace(bnn: lb.BayesianModel) -> SubspacePosterior:
     return bnn.posterior
 
 
-def stepped(method: Any, network: str = "cnn", optimiser: str = "adam", steps: int = 3) -> lb.Training:
-    """A training that has taken a few steps, so that means, spreads and the optimisers' state are all different."""
+def stepped(method: Any, network: str = "cnn", optimizer: str = "adam", steps: int = 3) -> lb.Training:
+    """Return a training after a few steps, so that means, stds and optimizer state all differ."""
     case = CASES[network]
     net, x = case.build(), case.example()
     y = net(x).detach().argmax(1)
@@ -27,14 +27,14 @@ def stepped(method: Any, network: str = "cnn", optimiser: str = "adam", steps: i
     scales = bnn.scale_parameters()
     made: list[torch.optim.Optimizer] = [
         torch.optim.Adam(bnn.mean_parameters(), lr=1e-2, amsgrad=True)
-        if optimiser == "adam"
+        if optimizer == "adam"
         else torch.optim.SGD(bnn.mean_parameters(), lr=0.05, momentum=0.9)
     ]
     if scales:
         made.append(torch.optim.Adam(scales, lr=0.05))
     training = lb.Training(bnn, 1000, 100, lambda: [(x, y), (x.flip(0), y.flip(0))], made, batch=(x, y))
     for _ in range(steps):
-        lb.elbo(bnn, x, y, num_data=100).backward()
+        lb.elbo_loss(bnn, x, y, num_data=100).backward()
         for one in made:
             one.step()
             one.zero_grad()

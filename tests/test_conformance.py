@@ -1,38 +1,58 @@
-"""One table: every (method, rule) row passes the same battery. A new method or rule is one more row."""
+"""Every (method, rule) row of one table passes the same tests. A new method or rule is one more row."""
 
 import copy
 import functools
-from collections.abc import Callable
+import re
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
 import pytest
 import torch
-from networks import CASES
+from network_cases import CASES, LENET
 from torch import Tensor, nn
 
 import leanbayes as lb
-from leanbayes.method import Method
+from leanbayes.model.method import Method
+from leanbayes.rules import RULES, get_rule
+
+NETWORKS = {**CASES, LENET.name: LENET}
+# The first test runs on all of `CASES`, the others on one network of each kind.
+SOME = ("cnn", "vit_mha", "autoencoder", "lstm", "language_model")
 
 
 @dataclass(frozen=True)
 class Row:
-    """A method as a user would make it, and the same with its noise turned down to nothing."""
+    """One combination of method and rule.
+
+    Attributes:
+        method: The method with ordinary settings.
+        quiet: The same method with almost no noise.
+        rule: The name of its rule.
+        unsupported: Networks with an operation that the rule refuses.
+        compiled: Networks to compile.
+        networks: Networks to test.
+        training_unsupported: Networks with an operation that the rule refuses in training mode only.
+        trains: Whether networks can be trained by the rule.
+    """
 
     method: Method
     quiet: Method
     rule: str
-    unsupported: tuple[str, ...] = ()  # networks with an operation that the rule cannot do, and says so
-    compiled: tuple[str, ...] = ("cnn",)  # networks to compile
+    unsupported: tuple[str, ...] = ()
+    compiled: tuple[str, ...] = ("cnn",)
+    networks: tuple[str, ...] = SOME
+    training_unsupported: tuple[str, ...] = ()
+    trains: bool = True
 
 
-# What a rule's graph looks like is seen with MeanField and VDP; another posterior or prior adds the same to each.
+# MeanField and VDP cover the graph of each rule; other posteriors and priors add the same operations to all of them.
 GRAPHS = {
     "sample": ("cnn", "vit_mha", "language_model"),
     "flipout": ("cnn", "vit_mha", "language_model"),
     "local": ("cnn", "vit_mha", "language_model"),
-    "mean": ("cnn", "language_model"),  # as sample, without noise
-    "moments": (),  # as VDP
+    "mean": ("cnn", "language_model"),  # the same graph as sample, without noise
+    "moments": (),  # the same graph as VDP
 }
 SMALL = ("mlp",)
 
@@ -48,13 +68,40 @@ def vdp(**settings: Any) -> Row:
     return Row(lb.VDP(**settings), quiet, "moments", compiled=("cnn",) if settings else ("cnn", "language_model"))
 
 
+def full_covariance() -> Row:
+    """The full-covariance baseline, which supports networks like LeNet: no groups, no attention, no recurrence."""
+    unsupported = tuple(name for name in CASES if name not in ("mlp", "resnet"))
+    return Row(
+        lb.VDP(rule="covariance"),
+        lb.VDP(init_std=1e-7, relative=False, rule="covariance"),
+        "covariance",
+        unsupported,
+        compiled=(),
+        networks=("mlp", "lenet", "resnet", *SOME),
+        training_unsupported=("resnet",),  # BatchNorm with the statistics of a batch
+    )
+
+
+def adjoint() -> Row:
+    """The rule for predictions only: it refuses training mode, every loss, and outputs with many pixels."""
+    return Row(
+        lb.MeanField(rule="adjoint"),
+        lb.MeanField(init_std=1e-7, relative=False, rule="adjoint"),
+        "adjoint",
+        ("lstm", "autoencoder"),
+        compiled=(),
+        training_unsupported=SOME,
+        trains=False,
+    )
+
+
 def ssvi(rule: str, unsupported: tuple[str, ...] = (), **settings: Any) -> Row:
-    quiet = lb.SSVI(1.0, init_std=1e-7, rule=rule, **settings)  # of the others most weights are zero
+    quiet = lb.SSVI(1.0, init_std=1e-7, rule=rule, **settings)  # a lower density would set most weights to zero
     return Row(lb.SSVI(0.4, init_std=0.02, rule=rule, **settings), quiet, rule, unsupported, SMALL)
 
 
 def pbn(rule: str, unsupported: tuple[str, ...] = (), rate: float = 0.1, **settings: Any) -> Row:
-    settings = {"sensitivity": "random", **settings}  # magnitude and random need no data
+    settings = {"sensitivity": "random", **settings}  # needs no data
     quiet = lb.PBN(rate, init_std=1e-7, relative=False, rule=rule, **settings)
     return Row(lb.PBN(rate, rule=rule, init_std=0.5, **settings), quiet, rule, unsupported, SMALL)
 
@@ -74,8 +121,10 @@ ROWS: dict[str, Row] = {
     "MeanField flipout, prior per layer": mean_field("flipout", ("lstm",), prior=lb.Normal("std", center="pretrained")),
     "MeanField sample, mixture prior": mean_field("sample", prior=lb.ScaleMixture()),
     "MeanField moments": mean_field("moments"),
+    "MeanField adjoint": adjoint(),
     "VDP": vdp(),
     "VDP, the paper's": vdp(variance="row", correlation="none", activations="taylor", objective="gaussian"),
+    "VDP covariance": full_covariance(),
     "SSVI sample": ssvi("sample"),
     "SSVI moments": ssvi("moments"),
     "SSVI flipout, prior per layer": ssvi("flipout", ("lstm",), prior=lb.Normal("std")),
@@ -93,49 +142,67 @@ ROWS: dict[str, Row] = {
     "Ensemble": Row(lb.Ensemble(2), lb.Ensemble(1), "sample"),
     "MCDropout": Row(lb.MCDropout(0.2), lb.MCDropout(1e-9), "sample", compiled=("cnn", "vit_mha")),
 }
-# The networks of the battery that looks at one of a kind; the first test takes them all.
-SOME = ("cnn", "vit_mha", "autoencoder", "lstm", "language_model")
 
 
 def mean_of(output: Any) -> Tensor:
-    """The output itself, or its mean where it has moments."""
-    return output.loc if isinstance(output, lb.Moments) else output
+    """Return the mean of an output that has moments, and any other output unchanged."""
+    return output if isinstance(output, Tensor) else output.loc
 
 
-def supported(row: Row, network: str, run: Callable[[], Any]) -> bool:
-    """Run, or see the clear refusal of an operation that the rule cannot do."""
-    if network in row.unsupported:
-        with pytest.raises(lb.UnsupportedOperation, match=r"use bnn\.using"):
+def supported(row: Row, network: str, run: Callable[[], Any], training: bool = False, loss: bool = False) -> bool:
+    """Run a step if the rule supports the network, and check the error message if it does not.
+
+    The message is one sentence that names the operation and what to do.
+    """
+    refused = row.unsupported + row.training_unsupported if training else row.unsupported
+    if network in refused or (loss and not row.trains):
+        with pytest.raises(lb.UnsupportedOperation) as error:
             run()
+        sentence = rf"The rule '{row.rule}' has no formula for [^:]*\w[^:]*: [^\n]*use bnn\.using\(\"\w+\"\)[^\n]*\."
+        assert re.fullmatch(sentence, str(error.value)), str(error.value)
         return False
     run()
     return True
 
 
 def build(row: Row, network: str, dtype: torch.dtype = torch.float32) -> tuple[lb.BayesianModel, Tensor, Tensor]:
-    """A Bayesian model of a network, inputs, and labels that it could have."""
+    """Return a Bayesian model of a network, a batch of inputs, and labels for them."""
     bnn, x, y = _built(row, network, dtype)
     return copy.deepcopy(bnn), x, y
 
 
 @functools.cache
 def _built(row: Row, network: str, dtype: torch.dtype) -> tuple[lb.BayesianModel, Tensor, Tensor]:
-    """The same for all tests: to let weights share takes long."""
-    case = CASES[network]
+    """Build a model once for all tests, because some methods take long to initialize."""
+    case = NETWORKS[network]
     net = case.build().to(dtype)
     x = case.example()
     x = x.to(dtype) if x.is_floating_point() else x
     return lb.bayesianize(net, row.method), x, net(x).detach().argmax(1)
 
 
-rows = pytest.mark.parametrize("row", ROWS.values(), ids=list(ROWS))
-some_networks = pytest.mark.parametrize("network", SOME)
+def pairs(more: Iterable[str] = ()) -> list[tuple[str, str]]:
+    """Return each row with each of its networks, and with some more networks."""
+    return [(name, network) for name, row in ROWS.items() for network in dict.fromkeys((*more, *row.networks))]
 
 
-@rows
-@pytest.mark.parametrize("network", CASES)
+def cases(more: Iterable[str] = ()) -> pytest.MarkDecorator:
+    """Parametrize a test with `pairs`."""
+    params = [pytest.param(ROWS[name], network, id=f"{network}-{name}") for name, network in pairs(more)]
+    return pytest.mark.parametrize(("row", "network"), params)
+
+
+def test_every_rule_has_a_row() -> None:
+    own = {name for name, rule in RULES.items() if type(rule).__module__.startswith("leanbayes.")}  # not those of tests
+    assert {row.rule for row in ROWS.values()} == own
+    for name, row in ROWS.items():
+        bnn = lb.bayesianize(CASES["mlp"].build(), row.method)
+        assert bnn.rule == row.rule, name
+
+
+@cases(CASES)
 def test_pretrained_outputs_are_kept_without_noise(row: Row, network: str) -> None:
-    case = CASES[network]
+    case = NETWORKS[network]
     net, x = case.build().double().eval(), case.example()
     x = x.double() if x.is_floating_point() else x
     bnn = lb.bayesianize(net, row.quiet)
@@ -144,16 +211,15 @@ def test_pretrained_outputs_are_kept_without_noise(row: Row, network: str) -> No
         torch.testing.assert_close(mean_of(bnn(x)), net(x), rtol=1e-4, atol=1e-4)
 
 
-@rows
-@some_networks
+@cases()
 def test_kl_is_that_of_torch_distributions(row: Row, network: str) -> None:
     bnn, _, _ = build(row, network, torch.float64)
-    random = bnn.posterior.variance() > 0  # a weight that is surely zero has no part in it
+    random = bnn.posterior.variance() > 0  # pruned weights have no KL
     if not random.any():
         assert bnn.kl() == 0
         return
     q = torch.distributions.Normal(bnn.posterior.mean()[random], bnn.posterior.variance()[random].sqrt())
-    if bnn.kl_kind == "monte-carlo":  # then it is the log ratio at one draw
+    if bnn.kl_kind == "monte-carlo":  # then it is the log ratio at one sample
         with bnn.frozen(0):
             weights = bnn.posterior.sample(bnn.next_draw().key)[random]
             mixture = torch.distributions.Categorical(torch.tensor([0.5, 0.5], dtype=torch.float64))
@@ -167,19 +233,22 @@ def test_kl_is_that_of_torch_distributions(row: Row, network: str) -> None:
     torch.testing.assert_close(bnn.kl(), torch.distributions.kl_divergence(q, p).sum())
 
 
-@rows
-@pytest.mark.parametrize(("network", "samples"), [*((network, 2) for network in SOME), ("cnn", 1)])
-def test_gradient_of_the_elbo_is_its_slope(row: Row, network: str, samples: int) -> None:
-    """With frozen noise the ELBO is a function of the parameters: its gradient against central differences in fp64."""
+@pytest.mark.parametrize(
+    ("name", "network", "samples"),
+    [*((*pair, 2) for pair in pairs()), *((*pair, 1) for pair in pairs() if pair[1] in ("cnn", "lenet"))],
+)
+def test_gradient_of_the_elbo_matches_central_differences(name: str, network: str, samples: int) -> None:
+    """With fixed noise the ELBO is a deterministic function of the parameters."""
+    row = ROWS[name]
     bnn, x, y = build(row, network, torch.float64)
-    bnn.eval()  # batch statistics would make the slope of a ReLU network rough
+    bnn.eval()  # with batch statistics the loss of a ReLU network has too many kinks
     parameters = [p for p in bnn.parameters() if p.requires_grad]
 
     def loss() -> Tensor:
         generator = torch.Generator().manual_seed(7)
-        return lb.elbo(bnn, x, y, num_data=100, samples=samples, generator=generator)
+        return lb.elbo_loss(bnn, x, y, num_data=100, samples=samples, generator=generator)
 
-    if not supported(row, network, loss):
+    if not supported(row, network, loss, loss=True):
         return
     gradients = torch.autograd.grad(loss(), parameters, allow_unused=True)
     generator = torch.Generator().manual_seed(1)
@@ -197,14 +266,13 @@ def test_gradient_of_the_elbo_is_its_slope(row: Row, network: str, samples: int)
         return value
 
     expected = (moved(step) - moved(-step)) / (2 * step)
-    # Under moments the gradient of an expectation is estimated with less noise than its own few draws have.
-    rtol = 1e-2 if row.rule == "moments" else 1e-4
+    # For moments the gradient of an expectation is not that of its own few samples, but a less noisy estimate.
+    rtol = 1e-2 if row.rule in ("moments", "covariance") else 1e-4
     torch.testing.assert_close(torch.as_tensor(slope), expected, rtol=rtol, atol=1e-6)
 
 
-@rows
-@some_networks
-def test_a_frozen_draw_repeats_and_others_differ(row: Row, network: str) -> None:
+@cases()
+def test_frozen_noise_gives_equal_outputs_and_new_noise_does_not(row: Row, network: str) -> None:
     bnn, x, _ = build(row, network)
     bnn.eval()
     if not supported(row, network, lambda: bnn(x)):
@@ -212,23 +280,22 @@ def test_a_frozen_draw_repeats_and_others_differ(row: Row, network: str) -> None
     with bnn.frozen(3):
         assert torch.equal(mean_of(bnn(x)), mean_of(bnn(x)))
     differs = not torch.equal(mean_of(bnn(x)), mean_of(bnn(x)))
-    assert differs == (row.rule not in ("mean", "moments"))
+    assert differs == get_rule(row.rule).random
 
 
-@rows
-@some_networks
+@cases()
 def test_training_lowers_the_loss(row: Row, network: str) -> None:
     bnn, x, y = build(row, network)
-    optimiser = torch.optim.Adam(bnn.parameters(), lr=2e-2)
+    optimizer = torch.optim.Adam(bnn.parameters(), lr=2e-2)
 
     def step() -> float:
-        optimiser.zero_grad()
-        loss = lb.elbo(bnn, x, y, num_data=10_000)
+        optimizer.zero_grad()
+        loss = lb.elbo_loss(bnn, x, y, num_data=10_000)
         loss.backward()
-        optimiser.step()
+        optimizer.step()
         return loss.item()
 
-    if not supported(row, network, step):
+    if not supported(row, network, step, training=True):
         return
     losses = [step() for _ in range(20)]
     assert sum(losses[-5:]) < sum(losses[:5])
@@ -236,77 +303,73 @@ def test_training_lowers_the_loss(row: Row, network: str) -> None:
     assert len(moved) == len(bnn.scale_parameters())
 
 
-@rows
-@some_networks
-def test_saved_and_loaded_is_bit_equal(row: Row, network: str, tmp_path: Any) -> None:
+@cases()
+def test_a_loaded_model_equals_the_saved_one(row: Row, network: str, tmp_path: Any) -> None:
     bnn, x, _ = build(row, network)
-    if not supported(row, network, lambda: bnn(x)):
+    if not supported(row, network, lambda: bnn(x), training=True):
         return
-    bnn.save(tmp_path / "model.safetensors")
-    other = lb.load(tmp_path / "model.safetensors", CASES[network].build())
+    lb.save(bnn, tmp_path / "model.safetensors")
+    other = lb.load(tmp_path / "model.safetensors", NETWORKS[network].build())
     state, loaded = bnn.state_dict(), other.state_dict()
     assert state.keys() == loaded.keys()
     assert all(torch.equal(state[name], loaded[name]) for name in state)
     assert torch.equal(bnn.predict(x, 2).probs, other.predict(x, 2).probs)
 
 
-@rows
-@some_networks
+@cases()
 def test_a_deep_copy_is_equal_and_independent(row: Row, network: str) -> None:
     bnn, x, y = build(row, network)
-    if not supported(row, network, lambda: bnn(x)):
+    if not supported(row, network, lambda: bnn(x), training=True):
         return
     twin = copy.deepcopy(bnn)
     with bnn.frozen(0), twin.frozen(0):
         assert torch.equal(mean_of(bnn.eval()(x)), mean_of(twin.eval()(x)))
-        lb.elbo(twin, x, y, num_data=100).backward()
+        lb.elbo_loss(twin, x, y, num_data=100).backward()
         torch.optim.SGD(twin.parameters(), lr=1.0).step()
         assert not torch.equal(mean_of(bnn(x)), mean_of(twin(x)))
 
 
-@rows
-@some_networks
-def test_dtype_moves(row: Row, network: str) -> None:
+@cases()
+def test_a_model_changes_its_dtype(row: Row, network: str) -> None:
     bnn, x, y = build(row, network)
-    if not supported(row, network, lambda: bnn(x)):
+    if not supported(row, network, lambda: bnn(x), training=True):
         return
     for dtype in (torch.float64, torch.bfloat16, torch.float32):
         bnn.to(dtype)
         inputs = x.to(dtype) if x.is_floating_point() else x
         assert bnn(inputs).dtype == dtype
-        lb.elbo(bnn, inputs, y, num_data=100).backward()
+        lb.elbo_loss(bnn, inputs, y, num_data=100).backward()
         bnn.zero_grad()
 
 
-@rows
-@some_networks
+@cases()
 def test_bf16_autocast(row: Row, network: str) -> None:
     bnn, x, y = build(row, network)
 
     def loss(enabled: bool) -> Tensor:
         with torch.autocast("cpu", torch.bfloat16, enabled=enabled), bnn.frozen(1):
-            return lb.elbo(bnn, x, y, num_data=10_000)
+            return lb.elbo_loss(bnn, x, y, num_data=10_000)
 
-    if supported(row, network, lambda: loss(False)):
+    if supported(row, network, lambda: loss(False), training=True):
         torch.testing.assert_close(loss(True), loss(False), rtol=5e-2, atol=5e-2)
         loss(True).backward()
         assert all(p.grad is None or p.grad.dtype == torch.float32 for p in bnn.parameters())
 
 
 @pytest.mark.parametrize(("name", "network"), [(name, network) for name in ROWS for network in ROWS[name].compiled])
-def test_compiled_whole_graph_equals_eager(name: str, network: str) -> None:
+def test_compiled_full_graph_equals_eager(name: str, network: str) -> None:
     row = ROWS[name]
     torch.compiler.reset()
     bnn, x, y = build(row, network)
     bnn.eval()
-    if isinstance(row.method, lb.Ensemble):  # several members, as several samples, are no whole graph: see below
+    if isinstance(row.method, lb.Ensemble):  # several members break the graph: see below
         bnn = lb.bayesianize(CASES[network].build().eval(), lb.Ensemble(1))
 
     def results(bnn: lb.BayesianModel, compiled: bool) -> list[Tensor | None]:
-        """Two losses, each with fresh noise, and their gradients."""
+        """Return two losses, each with new noise, and their gradients."""
 
         def loss() -> Tensor:
-            return lb.elbo(bnn, x, y, num_data=100)
+            return lb.elbo_loss(bnn, x, y, num_data=100)
 
         parameters = [p for p in bnn.parameters() if p.requires_grad]
         step = torch.compile(loss, fullgraph=True, backend="aot_eager") if compiled else loss
@@ -317,15 +380,15 @@ def test_compiled_whole_graph_equals_eager(name: str, network: str) -> None:
         torch.testing.assert_close(graph, eager, rtol=1e-4, atol=1e-5)
 
 
-@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor")  # torch's own, where it goes on after the break
+@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor")  # torch warns where it continues after the break
 @pytest.mark.parametrize(("method", "samples"), [(lb.MeanField(), 2), (lb.Ensemble(2), 1)])
-def test_several_draws_compile_with_a_break_between_them(method: Method, samples: int) -> None:
+def test_several_samples_compile_with_graph_breaks(method: Method, samples: int) -> None:
     torch.compiler.reset()
     bnn, x = lb.bayesianize(CASES["mlp"].build(), method), CASES["mlp"].example()
     y = bnn(x).argmax(1)
 
     def loss() -> Tensor:
-        return lb.elbo(bnn, x, y, num_data=100, samples=samples)
+        return lb.elbo_loss(bnn, x, y, num_data=100, samples=samples)
 
     results = []
     for function in (loss, torch.compile(loss, backend="aot_eager")):
@@ -336,11 +399,11 @@ def test_several_draws_compile_with_a_break_between_them(method: Method, samples
         torch.testing.assert_close(compiled, eager, rtol=1e-4, atol=1e-5)
 
 
-def test_inductor_takes_fresh_noise_without_compiling_again() -> None:
+def test_new_noise_does_not_recompile() -> None:
     torch.compiler.reset()
     bnn = lb.bayesianize(nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 2)), lb.MeanField())
     x, y = torch.randn(3, 4), torch.zeros(3, dtype=torch.long)
-    step = torch.compile(lambda: lb.elbo(bnn, x, y, num_data=100), fullgraph=True)
+    step = torch.compile(lambda: lb.elbo_loss(bnn, x, y, num_data=100), fullgraph=True)
     first = step()
     with torch.compiler.set_stance("fail_on_recompile"):
         others = [step() for _ in range(3)]

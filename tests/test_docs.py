@@ -3,6 +3,7 @@
 import re
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -11,11 +12,12 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 import leanbayes as lb
-from leanbayes.data import Normalise
+from leanbayes.data import Normalize
 from leanbayes.evaluation import METRICS, evaluate
+from leanbayes.likelihoods.decisions.abstention import least_examples
 from leanbayes.report.glossary import GLOSSARY
 
-ROOT = Path(__file__).parent.parent
+ROOT = Path(__file__).parents[1]
 
 
 def python_blocks(path: Path) -> list[str]:
@@ -75,7 +77,19 @@ def test_the_page_on_sparse_networks_runs(
     assert counts == [round(0.05 * 112), round(0.3 * 112)]
 
 
-def test_the_page_on_metrics_runs(names: dict[str, object]) -> None:
+def test_the_page_on_decisions_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    names: dict[str, Any] = {}
+    (block,) = python_blocks(ROOT / "docs" / "decisions.md")
+    exec(block, names)
+    assert lb.load(tmp_path / "model.safetensors", names["network"]).policy == names["policy"]
+    assert names["decision"].sets.any(-1).all()
+    text = " ".join((ROOT / "docs" / "decisions.md").read_text().split())
+    needed = [least_examples(risk, 0.05) for risk in (0.01, 0.05)]
+    assert f"a risk of 1 % needs {needed[0]} held-out examples, and 5 % needs {needed[1]}" in text
+
+
+def test_the_page_on_metrics_runs(names: dict[str, Any]) -> None:
     names["bnn"] = bnn = lb.bayesianize(names["model"], lb.MeanField())
     names["evaluate"] = evaluate
     usual, own = python_blocks(ROOT / "docs" / "metrics.md")
@@ -94,15 +108,15 @@ def test_the_page_on_metrics_runs(names: dict[str, object]) -> None:
     assert (0.5**0.5) * 0.1 < scores["spherical"] <= 1
 
 
-def test_the_page_on_reports_runs(names: dict[str, object], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_page_on_reports_runs(names: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     own, corrupted = python_blocks(ROOT / "docs" / "report.md")
     monkeypatch.chdir(tmp_path)
     for name, method in (("bnn", lb.MeanField()), ("plain", lb.Deterministic())):
         names[name] = lb.bayesianize(names["model"], method)
     exec(own, names)
     page = (tmp_path / "report.html").read_text()
-    assert "in a loop of one&#39;s own" in page
-    assert "mine, a network of one&#39;s own" in page
+    assert "custom training loop" in page
+    assert "mine, custom network" in page
     (tmp_path / "CIFAR-10-C").mkdir()
     random = np.random.default_rng(0)
     np.save(tmp_path / "CIFAR-10-C" / "fog.npy", random.integers(0, 256, (20, 32, 32, 3), dtype=np.uint8))
@@ -111,10 +125,10 @@ def test_the_page_on_reports_runs(names: dict[str, object], tmp_path: Path, monk
     network = nn.Sequential(nn.Flatten(), nn.Linear(3072, 10))
     names |= {
         "bnn": lb.bayesianize(network, lb.MeanField()),
-        "data": SimpleNamespace(normalise=Normalise((0.5,), (0.25,))),
+        "data": SimpleNamespace(normalize=Normalize((0.5,), (0.25,))),
     }
     exec(corrupted, names)
-    assert 0 <= names["scores"]["accuracy"] <= 1  # type: ignore[index]
+    assert 0 <= names["scores"]["accuracy"] <= 1
 
 
 def test_the_page_on_metrics_has_the_words_of_the_report() -> None:

@@ -1,4 +1,4 @@
-"""The probes of the comparison with other libraries: they pass what is right, and find the faults that they are for."""
+"""Tests of the correctness checks on other libraries: they pass correct code and detect faults."""
 
 import importlib
 import sys
@@ -14,12 +14,12 @@ from torch import Tensor, nn
 
 @pytest.fixture
 def peers(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
-    monkeypatch.syspath_prepend(str(Path(__file__).parent.parent / "benchmarks"))
+    monkeypatch.syspath_prepend(str(Path(__file__).parents[1] / "benchmarks"))
     return importlib.import_module("peers")
 
 
 class Faulty(nn.Module):
-    """A network whose last layer is Bayesian, with a KL that is a mean and noise that is written over."""
+    """A network with a Bayesian last layer whose KL is a mean and whose noise is overwritten in place."""
 
     def __init__(self, net: nn.Sequential, std: float) -> None:
         super().__init__()
@@ -52,8 +52,8 @@ def faulty(peers: ModuleType) -> Any:
     return FaultyLibrary()
 
 
-def test_ours_passes_every_probe(peers: ModuleType) -> None:
-    row = peers.probes("leanbayes", draws=300)
+def test_leanbayes_passes_every_check(peers: ModuleType) -> None:
+    row = peers.probes("leanbayes", samples=300)
     assert row["errors"] == {}
     assert row["kl_ratio"] == pytest.approx(1, abs=1e-4)
     assert row["kl_gradient_ratio"] == pytest.approx(1, abs=1e-4)
@@ -62,22 +62,22 @@ def test_ours_passes_every_probe(peers: ModuleType) -> None:
     assert (row["attention"], row["batchnorm"]) == ("random", "random")
 
 
-def test_a_mean_for_a_kl_is_found(peers: ModuleType, faulty: Any) -> None:
+def test_kl_that_is_a_mean_is_detected(peers: ModuleType, faulty: Any) -> None:
     value, gradient = peers.kl_ratios(faulty)
     assert value == pytest.approx(1 / 640, rel=1e-4)  # 64 × 10 weights
     assert gradient == pytest.approx(1 / 640, rel=1e-4)
 
 
-def test_noise_that_is_written_over_is_found(peers: ModuleType, faulty: Any) -> None:
+def test_overwritten_noise_is_detected(peers: ModuleType, faulty: Any) -> None:
     assert peers.gradient_error(faulty) > 0.1
 
 
-def test_attention_that_stays_fixed_is_found(peers: ModuleType) -> None:
+def test_deterministic_attention_is_detected(peers: ModuleType) -> None:
     assert peers.attention(peers.LIBRARIES["plain network"]) == "stays fixed"
 
 
-def test_a_library_that_is_not_there_is_a_result(peers: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_library_is_reported(peers: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "blitz", None)
-    row = peers.probes("blitz", draws=2)
+    row = peers.probes("blitz", samples=2)
     assert "ModuleNotFoundError" in row["errors"]["kl_ratio"]
     assert "ModuleNotFoundError" in peers.probe_row(row)

@@ -1,4 +1,4 @@
-"""Small tasks, networks and methods for the tests of training, and processes of their own to run it in."""
+"""Small tasks, networks and methods for the tests of training, and separate processes to train in."""
 
 import gc
 import json
@@ -18,13 +18,13 @@ from typing import Any
 
 import numpy as np
 import torch
-from networks import seeded
+from network_cases import seeded
 from torch import Tensor, nn
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 from torch.utils.data import Dataset, TensorDataset
 
 import leanbayes as lb
-from leanbayes.config import configurable
+from leanbayes.core.config import configurable
 from leanbayes.data import Augment, Batches, Data, from_datasets
 from leanbayes.evaluation import evaluate
 from leanbayes.posteriors import MeanFieldPosterior
@@ -34,15 +34,15 @@ from leanbayes.training import fit
 
 
 def clusters(count: int = 160, noise: float = 0.6) -> TensorDataset:
-    """Three clusters in six dimensions, which any method can learn."""
+    """Return three clusters in six dimensions, which any method can learn."""
     generator = torch.Generator().manual_seed(3)
-    centres = 2 * torch.randn(3, 6, generator=generator)
+    centers = 2 * torch.randn(3, 6, generator=generator)
     y = torch.arange(count) % 3
-    return TensorDataset(centres[y] + noise * torch.randn(count, 6, generator=generator), y)
+    return TensorDataset(centers[y] + noise * torch.randn(count, 6, generator=generator), y)
 
 
-def pictures(count: int = 96) -> TensorDataset:
-    """Images of 1×8×8 with a bright row or column, in four classes."""
+def stripes(count: int = 96) -> TensorDataset:
+    """Return images of 1×8×8 with a bright row or column, in four classes."""
     generator = torch.Generator().manual_seed(4)
     x, y = 0.5 * torch.randn(count, 1, 8, 8, generator=generator), torch.arange(count) % 4
     for image, label in zip(x, y.tolist(), strict=True):
@@ -52,14 +52,14 @@ def pictures(count: int = 96) -> TensorDataset:
 
 
 def task(dataset: Dataset[Any], held_out: int = 32, augment: bool = False, **settings: Any) -> Data:
-    """A task of a data set in memory, whose last examples are held out."""
+    """Return a task from a data set in memory, whose last examples are held out."""
     x, y = dataset[:]
     made = TensorDataset(x[:-held_out], y[:-held_out]), TensorDataset(x[-held_out:], y[-held_out:])
     return from_datasets(*made, augment=Augment(crop=1, flip=False) if augment else None, **settings)
 
 
 class Jittered(Dataset[Any]):
-    """Examples that are read one by one, each with random noise of torch, numpy and Python."""
+    """Examples that are read one by one, each with random noise from torch and numpy."""
 
     def __init__(self, dataset: TensorDataset) -> None:
         self.dataset, self.targets = dataset, dataset.tensors[1]
@@ -83,7 +83,7 @@ def mlp() -> nn.Module:
 
 @seeded
 def conv() -> nn.Module:
-    """For `pictures`, with batch norm and dropout."""
+    """For `stripes`, with batch norm and dropout."""
     return nn.Sequential(
         nn.Conv2d(1, 6, 3, padding=1, bias=False),
         nn.BatchNorm2d(6),
@@ -99,13 +99,13 @@ def conv() -> nn.Module:
     )
 
 
-# -- methods that stand for those of later papers ---------------------------------------------------------------------
+# -- methods with the hooks of papers ---------------------------------------------------------------------------------
 
 
 @configurable
 @dataclass(frozen=True)
 class Staged(lb.MeanField):
-    """First the plain network; then a Gaussian around it, whose spread is measured on training data."""
+    """First the plain network, then a Gaussian around it, whose std is computed from training data."""
 
     def stages(self) -> tuple[lb.Stage, ...]:
         return lb.Stage(lb.Deterministic(), 0.5), lb.Stage(self, 0.5, {"lr": 3e-4, "warmup": 0.0})
@@ -121,7 +121,7 @@ class Staged(lb.MeanField):
 @configurable
 @dataclass(frozen=True)
 class Swapping(lb.MeanField):
-    """Every few steps the weights that matter least are put to zero, and forgotten by the optimisers."""
+    """Every few steps the least important weights and their optimizer state are set to zero."""
 
     every: int = 3
     share: float = 0.2
@@ -133,14 +133,14 @@ class Swapping(lb.MeanField):
         assert isinstance(posterior, MeanFieldPosterior)
         assert batch is not None
         with training.model.frozen(training.step):
-            loss = lb.elbo(training.model, *batch, num_data=training.num_data)
+            loss = lb.elbo_loss(training.model, *batch, num_data=training.num_data)
         gradient = training.average(torch.autograd.grad(loss, posterior.mu)[0])
         with torch.no_grad():
-            doubt = posterior.mu.abs() / posterior.std() + gradient.abs()
-            least = doubt.argsort()[: int(self.share * len(doubt))]
+            importance = posterior.mu.abs() / posterior.std() + gradient.abs()
+            least = importance.argsort()[: int(self.share * len(importance))]
             posterior.mu[least] = 0
-            for optimiser in training.optimisers:
-                state = optimiser.state.get(posterior.mu, {})
+            for optimizer in training.optimizers:
+                state = optimizer.state.get(posterior.mu, {})
                 for name in ("exp_avg", "exp_avg_sq", "momentum_buffer"):
                     if name in state:
                         state[name][least] = 0
@@ -149,37 +149,37 @@ class Swapping(lb.MeanField):
 @configurable
 @dataclass(frozen=True)
 class Watched(lb.MeanField):
-    """Keeps each process's own loss on the same examples, and the average over all of them, in a file."""
+    """Saves the loss of each process on the same examples, and its average over all processes."""
 
     folder: str = ""
 
     def after_step(self, training: lb.Training) -> None:
         x, y = clusters()[:20]
         with torch.no_grad():
-            own = lb.elbo(training.model, x, y, num_data=training.num_data)
+            own = lb.elbo_loss(training.model, x, y, num_data=training.num_data)
         rank, size = int(os.environ.get("RANK", 0)), len(training.batch[1]) if training.batch else 0
         torch.save((own, training.average(own), size), f"{self.folder}/{rank}-{training.step}.pt")
 
 
-# -- what comes of a training -----------------------------------------------------------------------------------------
+# -- results of a training --------------------------------------------------------------------------------------------
 
 CURVE = ("step", "epoch", "loss", "kl", "sigma", "temperature", "lr", "validation")
 
 
 def curve(record: dict[str, Any]) -> list[dict[str, Any]]:
-    """The history of a run, without what the clock says."""
+    """Return the history of a run without times."""
     return [{name: without_nan(entry[name]) for name in CURVE if name in entry} for entry in record["history"]]
 
 
 def without_nan(value: Any) -> Any:
-    """Put -1 where a score is not defined, since NaN is not equal to itself."""
+    """Replace undefined scores by -1, since NaN is not equal to itself."""
     if isinstance(value, dict):
         return {name: without_nan(inner) for name, inner in value.items()}
     return -1.0 if value != value else value
 
 
 def assert_equal_models(first: nn.Module, second: nn.Module) -> None:
-    """Two models hold the same numbers, bit by bit."""
+    """Check that two models hold the same numbers, bit by bit."""
     one, other = first.state_dict(), second.state_dict()
     assert list(one) == list(other)
     for name, tensor in one.items():
@@ -192,17 +192,17 @@ def models_equal(first: nn.Module, second: nn.Module) -> bool:
 
 
 class Stopped(Exception):
-    """Stands for whatever ends a process."""
+    """Stands for anything that ends a process."""
 
 
 @contextmanager
 def stopped_at(step: int) -> Iterator[None]:
-    """Stop a training within a step, counted from 0 over all stages of this sitting, and expect that."""
+    """Stop the training in the block within a step, counted from 0 over all stages since it was started."""
     left = step
 
-    def stop(optimiser: Any, args: Any, kwargs: Any) -> None:
+    def stop(optimizer: Any, args: Any, kwargs: Any) -> None:
         nonlocal left
-        if type(optimiser) is torch.optim.Adam:  # that of the spreads comes second
+        if type(optimizer) is torch.optim.Adam:  # that of the stds comes second
             return
         left -= 1
         if left < 0:
@@ -219,7 +219,7 @@ def stopped_at(step: int) -> Iterator[None]:
 
 
 def expect(call: Callable[[], Any], *words: str, kind: type[Exception] = lb.LeanBayesError) -> str:
-    """A call is refused in one clear sentence, or two, in which these words occur."""
+    """Check that a call raises an error of one or two sentences that contain these words, and return the message."""
     try:
         call()
     except kind as error:
@@ -233,10 +233,10 @@ def expect(call: Callable[[], Any], *words: str, kind: type[Exception] = lb.Lean
     return message
 
 
-# -- processes of their own -------------------------------------------------------------------------------------------
+# -- separate processes -----------------------------------------------------------------------------------------------
 
 TESTS = Path(__file__).parent
-# What a training imports when it first needs it takes seconds: once is enough.
+# Imports that a training makes when it first needs them, which take seconds.
 PRELOADED = ["training_cases", "torch._dynamo", "torch.utils.tensorboard"]
 
 
@@ -254,7 +254,7 @@ def _tests_on_path() -> Iterator[None]:
 
 
 def start(function: Callable[..., Any], *args: Any, **kwargs: Any) -> BaseProcess:
-    """Call a function of a module in a process of its own, which is forked from one that has imported everything."""
+    """Call a function in a new process, which is forked from one that has imported everything."""
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(PRELOADED)
     with _tests_on_path():
@@ -276,16 +276,16 @@ def _run(function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, 
         traceback.print_exc()
         code = 1
     sys.stderr.flush()
-    os._exit(code)  # torch's threads may abort while the interpreter takes itself down
+    os._exit(code)  # torch's threads may abort while the interpreter shuts down
 
 
 def finish(process: BaseProcess, seconds: float = 120) -> int:
-    """Wait for a process, and return how it ended."""
+    """Wait for a process and return its exit code."""
     process.join(seconds)
     if process.exitcode is None:
         process.kill()
         process.join()
-        raise AssertionError(f"A training was not done after {seconds} s.")
+        raise AssertionError(f"A training did not finish in {seconds} s.")
     return process.exitcode
 
 
@@ -296,7 +296,7 @@ def free_port() -> int:
 
 
 def together(function: Callable[..., Any], processes: int, *args: Any, **kwargs: Any) -> list[BaseProcess]:
-    """Call a function in several processes that know of each other, as torchrun does."""
+    """Call a function in several processes that train together, as torchrun does."""
     port = free_port()
     return [start(_as_rank, rank, processes, port, function, args, kwargs) for rank in range(processes)]
 
@@ -315,19 +315,26 @@ def _as_rank(
     function(*args, **kwargs)
 
 
-# -- trainings by name, for processes of their own --------------------------------------------------------------------
+# -- trainings for separate processes ---------------------------------------------------------------------------------
 
-SETTINGS: dict[str, Any] = {"epochs": 4, "batch_size": 16, "device": "cpu", "progress": False, "log_every": 5}
+SETTINGS: dict[str, Any] = {
+    "epochs": 4,
+    "batch_size": 16,
+    "temperature": 0.01,
+    "device": "cpu",
+    "progress": False,
+    "log_every": 5,
+}
 
 
-def run_conv(optimiser: str, out: Path, **settings: Any) -> lb.BayesianModel:
+def run_conv(optimizer: str, out: Path, **settings: Any) -> lb.BayesianModel:
     """Mean-field inference on a network with batch norm and dropout."""
-    data = task(pictures(), augment=True)
-    return fit(conv(), lb.MeanField(), data, out=out, **{**SETTINGS, "optimiser": optimiser, **settings})
+    data = task(stripes(), augment=True)
+    return fit(conv(), lb.MeanField(), data, out=out, **{**SETTINGS, "optimizer": optimizer, **settings})
 
 
 def run_until_killed(call: int, after: bool, *args: Any, **settings: Any) -> None:
-    """Train, and be killed just before or after the n-th call that makes files or their names last."""
+    """Train, and be killed just before or after the n-th call that makes files or their names permanent."""
     count = 0
 
     def dying(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -350,24 +357,24 @@ def run_until_killed(call: int, after: bool, *args: Any, **settings: Any) -> Non
 
 
 def run_on_a_full_disk(limit: int, network: str, out: Path, **settings: Any) -> None:
-    """Train where no file can grow larger than so many bytes; what was said stays in said.txt."""
+    """Train with a limit on the size of a file in bytes, and write the error to error.txt."""
     signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
     resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limit))
     run = {"mlp": lambda: run_mlp(lb.MeanField(), out, **settings), "wide": lambda: run_wide(out, **settings)}[network]
     try:
         run()
     except lb.LeanBayesError as error:
-        (out / "said.txt").write_text(str(error))
+        (out / "error.txt").write_text(str(error))
         raise
 
 
-def run_signalled(number: int, step: int, out: Path) -> None:
-    """Train, and be asked to stop in the middle of a step, counted from 0; what was said stays in said.txt."""
+def run_signaled(number: int, step: int, out: Path) -> None:
+    """Train, receive a signal in the middle of a step (counted from 0), and write the message to error.txt."""
     left = step
 
-    def ask(optimiser: Any, args: Any, kwargs: Any) -> None:
+    def ask(optimizer: Any, args: Any, kwargs: Any) -> None:
         nonlocal left
-        left -= type(optimiser) is not torch.optim.Adam
+        left -= type(optimizer) is not torch.optim.Adam
         if left == -1:
             left -= 1
             signal.raise_signal(number)
@@ -378,7 +385,7 @@ def run_signalled(number: int, step: int, out: Path) -> None:
         run_mlp(lb.MeanField(), out)
     except KeyboardInterrupt as error:
         assert signal.getsignal(number) is before
-        (out / "said.txt").write_text(str(error))
+        (out / "error.txt").write_text(str(error))
 
 
 @seeded
@@ -387,7 +394,7 @@ def wide() -> nn.Module:
 
 
 def run_wide(out: Path, **settings: Any) -> lb.BayesianModel:
-    """A model of 0.25 MB; the state of its optimisers has twice that."""
+    """Train a model of 0.25 MB, whose optimizers have a state of twice that."""
     return fit(wide(), lb.MeanField(), task(clusters()), out=out, **{**SETTINGS, "checkpoint_steps": 10, **settings})
 
 
@@ -396,7 +403,7 @@ def run_mlp(method: lb.Method, out: Path | None, **settings: Any) -> lb.Bayesian
 
 
 class WithUnused(nn.Module):
-    """A network with a layer that nothing passes through."""
+    """A network with a layer that it does not use."""
 
     def __init__(self) -> None:
         super().__init__()

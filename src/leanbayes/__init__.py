@@ -1,11 +1,18 @@
 """leanbayes: efficient, scalable Bayesian neural networks for PyTorch."""
 
+from importlib import import_module
 from importlib.util import find_spec
+from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
-from leanbayes.bayesian import BayesianModel
-from leanbayes.compression.file import CompactFile, compress
-from leanbayes.conversion import bayesianize
+from leanbayes.core.version import __version__
+from leanbayes.deploy.calibration import calibrate
+from leanbayes.deploy.compact.compact_file import CompactFile
+from leanbayes.deploy.compact.compress import compress
+from leanbayes.deploy.export import export_onnx, export_program
+from leanbayes.deploy.loading import load
+from leanbayes.deploy.model_file import save
+from leanbayes.engines.ivon import IVON
 from leanbayes.errors import (
     FileFormatError,
     LeanBayesError,
@@ -13,24 +20,37 @@ from leanbayes.errors import (
     NotFiniteError,
     RuleMismatchWarning,
     UnsupportedOperation,
+    missing_package,
 )
-from leanbayes.export import export_onnx, export_program
-from leanbayes.likelihoods import Bernoulli, Categorical, Gaussian, HeteroscedasticGaussian
-from leanbayes.method import Method, Stage, Training
+from leanbayes.likelihoods import (
+    Bernoulli,
+    BinaryPrediction,
+    Categorical,
+    ClassPrediction,
+    Gaussian,
+    HeteroscedasticGaussian,
+    Prediction,
+    RegressionPrediction,
+)
 from leanbayes.methods import PBN, SSVI, VDP, Deterministic, Ensemble, MCDropout, MeanField, RigL, WeightSharing
-from leanbayes.objective import elbo
-from leanbayes.prediction import BinaryPrediction, ClassPrediction, Prediction, RegressionPrediction
+from leanbayes.methods.pbn.restriction import restrict
+from leanbayes.methods.pbn.sensitivity import Sensitivity, sensitivity
+from leanbayes.model.bayesian import BayesianModel
+from leanbayes.model.conversion import bayesianize
+from leanbayes.model.method import Method, Stage, Training
+from leanbayes.model.objective import elbo_loss
+from leanbayes.posteriors import Posterior
 from leanbayes.priors import Normal, ScaleMixture
-from leanbayes.rules import Moments, moment_rule
-from leanbayes.saving import load
-from leanbayes.sensitivities import Sensitivity, sensitivity
+from leanbayes.rules import Moments, Rule, moment_rule
 
 if TYPE_CHECKING:
+    from leanbayes.evaluation import decide as decide
+    from leanbayes.evaluation.scores import evaluate as evaluate
     from leanbayes.training.fit import fit as fit
-
-__version__ = "0.1.0"
+    from leanbayes.training.recipe import Recipe as Recipe
 
 __all__ = [
+    "IVON",
     "PBN",
     "SSVI",
     "VDP",
@@ -49,12 +69,16 @@ __all__ = [
     "MCDropout",
     "MeanField",
     "Method",
+    "MissingPackageError",
     "Moments",
     "Normal",
     "NotFiniteError",
+    "Posterior",
     "Prediction",
+    "Recipe",
     "RegressionPrediction",
     "RigL",
+    "Rule",
     "RuleMismatchWarning",
     "ScaleMixture",
     "Sensitivity",
@@ -62,26 +86,44 @@ __all__ = [
     "Training",
     "UnsupportedOperation",
     "WeightSharing",
+    "__version__",
     "bayesianize",
+    "calibrate",
     "compress",
-    "elbo",
+    "decide",
+    "elbo_loss",
+    "evaluate",
     "export_onnx",
     "export_program",
     "fit",
     "load",
     "moment_rule",
+    "restrict",
+    "save",
     "sensitivity",
 ]
+_LAZY = {
+    "Recipe": "leanbayes.training",
+    "decide": "leanbayes.evaluation",
+    "evaluate": "leanbayes.evaluation",
+    "fit": "leanbayes.training",
+}
 if find_spec("accelerate") is None:
-    __all__.remove("fit")  # so that `import *` finds all of them
+    __all__ = [name for name in __all__ if _LAZY.get(name) != "leanbayes.training"]  # so that `import *` works
 
 
 def __getattr__(name: str) -> Any:
-    """Import `fit` when it is first asked for: it needs accelerate, and the rest does not."""
-    if name != "fit":
+    """Import what the core does not need when it is first used: `fit` and `Recipe` need accelerate."""
+    if name not in _LAZY:
         raise AttributeError(f"module 'leanbayes' has no attribute {name!r}")
     try:
-        from leanbayes.training import fit
+        module = import_module(_LAZY[name])
     except ModuleNotFoundError as error:
-        raise MissingPackageError(f"lb.fit needs {error.name}: pip install 'leanbayes[train]'.") from None
-    return fit
+        raise missing_package(f"lb.{name} needs {error.name}", "train") from None
+    return getattr(module, name)
+
+
+def __dir__() -> list[str]:
+    """List the public names, those that are imported when first used too, and the packages that are imported."""
+    packages = [name for name, value in globals().items() if isinstance(value, ModuleType)]
+    return sorted({*__all__, *packages, *(name for name in globals() if name.startswith("__"))})

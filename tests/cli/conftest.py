@@ -1,11 +1,11 @@
-"""What every test of the command line starts from, and finished runs to look at."""
+"""Fixtures of the tests of the command line: an empty folder, and finished runs."""
 
 import importlib
 from pathlib import Path
 
 import numpy as np
 import pytest
-from cli_cases import RANDOM, TOY, Cli, Told, picture
+from cli_cases import RANDOM, TOY, Cli, Output, write_image
 from PIL import Image
 
 from leanbayes.cli import main
@@ -13,14 +13,14 @@ from leanbayes.cli import main
 
 @pytest.fixture(scope="session", autouse=True)
 def _imported() -> None:
-    """Have what a training imports before the first garbage collection, which then is kept out of the others."""
+    """Import what a training needs before the first garbage collection, so that later ones are fast."""
     for name in ("torch._dynamo", "torch.utils.tensorboard"):
         importlib.import_module(name)
 
 
 @pytest.fixture(autouse=True)
-def _at_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Go to a folder of one's own, without a data folder, and with a pipe in place of a terminal."""
+def _empty_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Work in an empty folder, without a data folder, and without a terminal."""
     monkeypatch.chdir(tmp_path)
     for name in ("LEANBAYES_DATA", "COLUMNS", "FORCE_COLOR"):
         monkeypatch.delenv(name, raising=False)
@@ -28,21 +28,21 @@ def _at_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def cli(capsys: pytest.CaptureFixture[str]) -> Cli:
-    """Run a command that should succeed, unless another code is expected."""
+    """Return a function that runs a command and checks its exit code, 0 by default."""
 
-    def run(*words: object, code: int = 0) -> Told:
+    def run(*words: object, code: int = 0) -> Output:
         capsys.readouterr()
         found = main([str(word) for word in words])
-        told = Told(found, *capsys.readouterr())
-        assert found == code, told.err
-        return told
+        output = Output(found, *capsys.readouterr())
+        assert found == code, output.err
+        return output
 
     return run
 
 
 @pytest.fixture(scope="session")
 def digits(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A finished run on pictures."""
+    """A finished run on images."""
     folder = tmp_path_factory.mktemp("digits") / "run"
     assert main(["fit", "mean-field", "--epochs", "2", "--quiet", "--method.samples", "3", "--out", str(folder)]) == 0
     return folder
@@ -58,23 +58,23 @@ def toy(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def pets(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Pictures in one folder a class."""
+    """Images in one folder per class."""
     folder = tmp_path_factory.mktemp("pets") / "pets"
     for split in ("train", "val"):
         for name in ("cat", "dog"):
             for number in range(4):
-                picture(folder / split / name / f"{number}.png", 12, 14, 3)
+                write_image(folder / split / name / f"{number}.png", 12, 14, 3)
     return folder
 
 
 @pytest.fixture(scope="session")
 def scenes(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Pictures with a label for each pixel, twice as wide as high."""
+    """Images with a label for each pixel, twice as wide as high."""
     folder = tmp_path_factory.mktemp("scenes") / "scenes"
     for split in ("train", "val", "test"):
         (folder / f"{split}annot").mkdir(parents=True)
         for number in range(4):
-            picture(folder / split / f"{number}.png", 20, 40, 3)
+            write_image(folder / split / f"{number}.png", 20, 40, 3)
             labels = RANDOM.integers(0, 12, (20, 40), dtype=np.uint8)
             Image.fromarray(labels).save(folder / f"{split}annot" / f"{number}.png")
     return folder

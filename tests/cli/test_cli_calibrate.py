@@ -1,4 +1,4 @@
-"""`leanbayes calibrate`: factors of one pass, fitted on the held-out data of a run and kept in its model."""
+"""`leanbayes calibrate`: factors of one-pass prediction, fitted on held-out data and stored in the model of the run."""
 
 import json
 import os
@@ -11,9 +11,10 @@ import numpy as np
 import onnxruntime
 import pytest
 import torch
-from cli_cases import LOOK, TOY, Cli, load_run, must_not_train, without_times
+from cli_cases import EVALUATION, TOY, Cli, load_run, must_not_train, without_times
 from safetensors import safe_open
 
+import leanbayes as lb
 from leanbayes.data import Batches, Data, load
 from leanbayes.evaluation import evaluate
 from leanbayes.training import read_record
@@ -24,13 +25,13 @@ SMALL = (*TOY, "--model-options", "hidden=[4]")
 
 @pytest.fixture
 def run(digits: Path, tmp_path: Path) -> Path:
-    """A run on pictures, of one's own."""
+    """A copy of a run on images."""
     return Path(shutil.copytree(digits, tmp_path / "run"))
 
 
 @pytest.fixture
 def numbers(toy: Path, tmp_path: Path) -> Path:
-    """A run on a table, of one's own."""
+    """A copy of a run on a table."""
     return Path(shutil.copytree(toy, tmp_path / "numbers"))
 
 
@@ -43,7 +44,7 @@ def scores(cli: Cli, folder: Path, *words: object) -> Any:
 
 
 def batches(data: Data) -> Batches:
-    return Batches(data.validation, 500, shuffle=False, normalise=data.normalise)
+    return Batches(data.validation, 500, shuffle=False, normalize=data.normalize)
 
 
 def contents(folder: Path) -> dict[Path, bytes]:
@@ -54,75 +55,75 @@ def fitted(state: Any) -> tuple[float, float]:
     return state["factors"]["mean"], state["factors"]["std"]
 
 
-# -- what is fitted ---------------------------------------------------------------------------------------------------
+# -- the factors ------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("to", ["labels", "draws"])
-def test_the_factors_are_those_of_the_library(to: Any, cli: Cli, run: Path) -> None:
-    told = calibrate(cli, run, "--to", to, "--samples", 5, "--seed", 3)
+@pytest.mark.parametrize("to", ["labels", "samples"])
+def test_factors_equal_those_of_lb_calibrate(to: Any, cli: Cli, run: Path) -> None:
+    result = calibrate(cli, run, "--to", to, "--samples", 5, "--seed", 3)
     data, bnn = load("digits"), load_run(run)
-    assert (told["run"], told["file"]) == (str(run), str(run / "model.safetensors"))
-    assert (told["to"], told["examples"]) == (to, 120)
-    assert bnn.moment_scale == fitted(told["after"])
-    assert fitted(told["before"]) == (1, 1)
+    assert (result["run"], result["file"]) == (str(run), str(run / "model.safetensors"))
+    assert (result["to"], result["examples"]) == (to, 120)
+    assert bnn.moment_scale == fitted(result["after"])
+    assert fitted(result["before"]) == (1, 1)
     found = evaluate(bnn, batches(data).epoch(), rule="moments", details=False)
-    assert told["after"]["scores"] == pytest.approx(found)
+    assert result["after"]["scores"] == pytest.approx(found)
     bnn.moment_scale = (1.0, 1.0)
-    assert told["before"]["scores"] == pytest.approx(
+    assert result["before"]["scores"] == pytest.approx(
         evaluate(bnn, batches(data).epoch(), rule="moments", details=False)
     )
-    wanted = bnn.calibrate_moments(batches(data).epoch(), 5, torch.Generator().manual_seed(3), to=to)
-    assert fitted(told["after"]) == pytest.approx(wanted, rel=1e-9)
+    wanted = lb.calibrate(bnn, batches(data).epoch(), to=to, samples=5, generator=torch.Generator().manual_seed(3))
+    assert fitted(result["after"]) == pytest.approx(wanted, rel=1e-9)
     assert wanted != pytest.approx((1, 1), rel=1e-3)
 
 
-def test_classes_are_fitted_to_labels_and_numbers_to_draws(cli: Cli, run: Path, numbers: Path) -> None:
+def test_classes_are_fitted_to_labels_and_regression_to_samples(cli: Cli, run: Path, numbers: Path) -> None:
     labels = calibrate(cli, run)
     assert labels["to"] == "labels"
     assert labels["after"]["scores"]["nll"] < labels["before"]["scores"]["nll"]
-    draws = calibrate(cli, run, "--to", "draws")
-    assert draws["before"] == labels["after"]  # as the file has it
-    assert fitted(draws["after"]) != pytest.approx(fitted(labels["after"]), rel=0.01)
-    assert calibrate(cli, run) == {**labels, "before": draws["after"]}  # whatever was there before
-    assert calibrate(cli, numbers)["to"] == "draws"
+    samples = calibrate(cli, run, "--to", "samples")
+    assert samples["before"] == labels["after"]
+    assert fitted(samples["after"]) != pytest.approx(fitted(labels["after"]), rel=0.01)
+    assert calibrate(cli, run) == {**labels, "before": samples["after"]}  # earlier factors do not matter
+    assert calibrate(cli, numbers)["to"] == "samples"
 
 
-def test_other_draws_give_other_factors(cli: Cli, numbers: Path) -> None:
+def test_other_samples_give_other_factors(cli: Cli, numbers: Path) -> None:
     ways = ((), (), ("--seed", 1), ("--samples", 7))
     first, again, *others = (fitted(calibrate(cli, numbers, *words)["after"]) for words in ways)
     assert first == again
     assert all(other != first for other in others)
 
 
-def test_segmentations_are_fitted_to_the_labels_of_their_pixels(cli: Cli, scenes: Path, tmp_path: Path) -> None:
+def test_segmentations_are_fitted_to_pixel_labels(cli: Cli, scenes: Path, tmp_path: Path) -> None:
     words = ("--resize", 16, 16, "--model-options", "width=4", "--workers", 0, "--epochs", 1, "--quiet")
     cli("fit", "mean-field", "--data", scenes, *words, "--out", tmp_path / "run")
-    told = calibrate(cli, tmp_path / "run")
+    result = calibrate(cli, tmp_path / "run")
     bnn = load_run(tmp_path / "run")
-    wanted = bnn.calibrate_moments(batches(load(str(scenes), resize=(16, 16))).epoch(), to="labels")
-    assert (told["to"], told["examples"]) == ("labels", 4)
-    assert fitted(told["after"]) == pytest.approx(wanted, rel=1e-9)
-    assert told["after"]["scores"]["nll"] < told["before"]["scores"]["nll"]
+    wanted = lb.calibrate(bnn, batches(load(str(scenes), resize=(16, 16))).epoch(), to="labels")
+    assert (result["to"], result["examples"]) == ("labels", 4)
+    assert fitted(result["after"]) == pytest.approx(wanted, rel=1e-9)
+    assert result["after"]["scores"]["nll"] < result["before"]["scores"]["nll"]
 
 
-# -- what is told -----------------------------------------------------------------------------------------------------
+# -- what is printed --------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
     ("kind", "what", "names"),
     [
         ("run", "labels of 120", ["accuracy", "NLL", "ECE"]),
-        ("numbers", "30 draws of 90", ["RMSE", "NLL", "CRPS", "95 % interval"]),
+        ("numbers", "30 samples of 90", ["RMSE", "NLL", "CRPS", "95 % interval"]),
     ],
 )
-def test_the_table_has_what_was_and_what_is(
+def test_the_table_shows_factors_and_scores_before_and_after(
     kind: str, what: str, names: list[str], cli: Cli, request: pytest.FixtureRequest
 ) -> None:
     folder = request.getfixturevalue(kind)
-    told = cli("calibrate", folder, "--device", "cpu")
-    title, head, *lines, note = told.out.splitlines()
-    assert told.err == ""
-    assert title == f"{folder}/model.safetensors: one pass is fitted to {what} held-out examples"
+    output = cli("calibrate", folder, "--device", "cpu")
+    title, head, *lines, note = output.out.splitlines()
+    assert output.err == ""
+    assert title == f"{folder}/model.safetensors: one-pass predictions are fitted to {what} held-out examples"
     assert head.split() == ["before", "after"]
     rows = {name: values for name, *values in (re.split(r"  +", line.strip()) for line in lines)}
     assert [*rows] == ["factor of the mean", "factor of the std", *names]
@@ -131,35 +132,37 @@ def test_the_table_has_what_was_and_what_is(
     assert rows["factor of the std"] == ["1.0000", f"{std:.4f}"]
     assert rows["NLL"][1] == f"{scores(cli, folder, '--rule', 'moments', '--split', 'validation')['nll']:.4f}"
     command = f"leanbayes evaluate {folder} --rule moments"
-    assert note == f"These are the scores of the data that were fitted on. On the test data: {command}"
+    assert note == f"These scores are from the data of the fit. For those of the test data, run: {command}"
 
 
-# -- what changes, and what does not ----------------------------------------------------------------------------------
+# -- what changes and what does not -----------------------------------------------------------------------------------
 
 
 def header(path: Path) -> Any:
     with safe_open(path, "pt") as file:
-        return json.loads(file.metadata()["leanbayes"])
+        settings = json.loads(file.metadata()["leanbayes"])
+    del settings["digest"]
+    return settings
 
 
-@pytest.mark.parametrize("to", ["labels", "draws"])
-def test_nothing_changes_but_the_factors(to: str, cli: Cli, run: Path) -> None:
+@pytest.mark.parametrize("to", ["labels", "samples"])
+def test_only_the_factors_change(to: str, cli: Cli, run: Path) -> None:
     path, before, model = run / "model.safetensors", contents(run), load_run(run)
     settings = header(path)
-    told = calibrate(cli, run, "--to", to)
+    result = calibrate(cli, run, "--to", to)
     after = contents(run)
     assert after.pop(path) != before.pop(path)
     assert after == before
-    assert header(path) == {**settings, "moment_scale": [*fitted(told["after"])]}
+    assert header(path) == {**settings, "moment_scale": [*fitted(result["after"])]}
     for (name, now), (same, was) in zip(load_run(run).state_dict().items(), model.state_dict().items(), strict=True):
         assert name == same
         assert torch.equal(now, was), name
 
 
-def test_predictions_in_one_pass_have_the_factors_and_draws_have_not(cli: Cli, run: Path) -> None:
-    drawn, one_pass = scores(cli, run), scores(cli, run, "--rule", "moments")
+def test_the_factors_change_one_pass_predictions_but_not_sampled_ones(cli: Cli, run: Path) -> None:
+    sampled, one_pass = scores(cli, run), scores(cli, run, "--rule", "moments")
     calibrate(cli, run)
-    assert scores(cli, run) == drawn
+    assert scores(cli, run) == sampled
     after = scores(cli, run, "--rule", "moments")
     assert after["nll"] < one_pass["nll"] - 0.05
     cli("export", run, "a.onnx")
@@ -172,27 +175,28 @@ def test_predictions_in_one_pass_have_the_factors_and_draws_have_not(cli: Cli, r
     assert (torch.from_numpy(probs) - bnn.predict(x, rule="moments").probs).abs().max() > 0.01
 
 
-def test_a_look_that_is_kept_is_taken_anew(cli: Cli, numbers: Path) -> None:
-    kept, look = numbers / "assessment.json", (*LOOK, "--look.rule", "moments", "--device", "cpu", "--quiet")
+def test_a_calibrated_model_is_evaluated_again(cli: Cli, numbers: Path) -> None:
+    stored = numbers / "evaluation.json"
+    settings = (*EVALUATION, "--evaluation.rule", "moments", "--device", "cpu", "--quiet")
     found = []
     for _ in range(2):
-        cli("report", numbers, *look)
-        found.append(json.loads(kept.read_text()))
+        cli("report", numbers, *settings)
+        found.append(json.loads(stored.read_text()))
         assert found[-1]["scores"]["epistemic_std"] == scores(cli, numbers, "--rule", "moments")["epistemic_std"]
         factor = calibrate(cli, numbers)["after"]["factors"]["std"]
     before, after = (one["scores"]["epistemic_std"] for one in found)
     assert after == pytest.approx(factor * before, rel=1e-4)
-    written = kept.stat().st_mtime_ns  # the same factors again are the same file, and the look is still right
-    cli("report", numbers, *look)
-    assert kept.stat().st_mtime_ns == written
+    written = stored.stat().st_mtime_ns  # the same factors give the same file, whose evaluation is still valid
+    cli("report", numbers, *settings)
+    assert stored.stat().st_mtime_ns == written
 
 
-def test_a_method_that_trains_by_one_pass_has_other_scores_from_then_on(cli: Cli, tmp_path: Path) -> None:
+def test_a_method_that_predicts_in_one_pass_has_other_scores_afterwards(cli: Cli, tmp_path: Path) -> None:
     folder = tmp_path / "run"
     cli("fit", "vdp", *TOY, "--out", folder)
     before = scores(cli, folder)
-    told = cli("calibrate", folder, "--device", "cpu").out
-    assert told.splitlines()[-1].endswith(f"On the test data: leanbayes evaluate {folder}")  # which the run keeps
+    printed = cli("calibrate", folder, "--device", "cpu").out
+    assert printed.splitlines()[-1].endswith(f"test data, run: leanbayes evaluate {folder}")  # which the run stores
     after = scores(cli, folder)
     _, std = load_run(folder).moment_scale
     assert std != pytest.approx(1, rel=1e-3)
@@ -200,7 +204,7 @@ def test_a_method_that_trains_by_one_pass_has_other_scores_from_then_on(cli: Cli
     assert without_times(read_record(folder)["scores"]["test"]) == after
 
 
-def test_a_finished_run_stays_finished(cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_calibrated_run_is_not_trained_again(cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     words = ("fit", "mean-field", *SMALL, "--out", tmp_path / "run")
     cli(*words)
     factors = fitted(calibrate(cli, tmp_path / "run")["after"])
@@ -211,7 +215,7 @@ def test_a_finished_run_stays_finished(cli: Cli, tmp_path: Path, monkeypatch: py
 
 
 @pytest.mark.parametrize("method", ["mean-field", "ssvi"])
-def test_runs_that_went_out_from_it_are_still_the_same_runs(
+def test_runs_that_started_from_it_are_still_finished(
     method: str, cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     share = ("--method.density", 0.5) if method == "ssvi" else ()
@@ -231,13 +235,16 @@ def test_runs_that_went_out_from_it_are_still_the_same_runs(
 def test_a_run_without_random_weights_is_refused(method: str, cli: Cli) -> None:
     cli("fit", method, *TOY, "--out", "run")
     before = contents(Path("run"))
-    told = cli("calibrate", "run", code=1)
-    assert re.fullmatch(r"leanbayes: run is a run of \w+, which has no random weights, [^\n]+ mean-field\.\n", told.err)
-    assert told.out == ""
+    output = cli("calibrate", "run", code=1)
+    pattern = r"leanbayes: run is a run of \w+, which has no random weights, [^\n]+ mean-field\.\n"
+    assert re.fullmatch(pattern, output.err)
+    assert output.out == ""
     assert contents(Path("run")) == before
 
 
-def test_mistakes_are_told_in_a_sentence_and_leave_the_run_as_it_was(cli: Cli, numbers: Path, digits: Path) -> None:
+def test_mistakes_are_reported_in_one_sentence_and_leave_the_run_unchanged(
+    cli: Cli, numbers: Path, digits: Path
+) -> None:
     record = json.loads((numbers / "run.json").read_text())
     source = {**record["config"]["source"], "validation_share": 0}
     for name, change in (
@@ -249,55 +256,85 @@ def test_mistakes_are_told_in_a_sentence_and_leave_the_run_as_it_was(cli: Cli, n
     before = contents(Path()) | contents(digits)
     wrong: tuple[tuple[tuple[object, ...], str], ...] = (
         (("nowhere",), "There is no run in nowhere"),
-        (("stopped",), "not finished (stopped): give its fit command again"),
+        (("stopped",), "not finished (stopped): run its fit command again"),
         (("without",), "validation_share=0 must lie between 0 and 1"),
-        ((numbers, "--to", "labels"), 'no probabilities that labels could be fitted by: use to="draws"'),
-        ((numbers, "--samples", 1), "samples=1 must be at least 2"),
-        ((digits, "--samples", 0), "samples=0 must be at least 2"),
+        ((numbers, "--to", "labels"), 'no probabilities to fit to labels: use to="samples"'),
+        ((numbers, "--samples", 1), "samples=1 must be a whole number of at least 2"),
+        ((digits, "--samples", 0), "samples=0 must be a whole number of at least 2"),
     )
     for words, sentence in wrong:
-        told = cli("calibrate", *words, code=1)
-        assert sentence in told.err
-        assert (told.out, told.err.count("\n")) == ("", 1)
+        output = cli("calibrate", *words, code=1)
+        assert sentence in output.err
+        assert (output.out, output.err.count("\n")) == ("", 1)
     assert "RUN" in cli("calibrate", code=2).err
     assert "labels" in cli("calibrate", numbers, "--to", "truth", code=2).err
     assert contents(Path()) | contents(digits) == before
 
 
-def test_a_file_that_cannot_be_written_leaves_the_older_one(
-    cli: Cli, numbers: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_older_file_survives_a_failed_write(cli: Cli, numbers: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def full(*places: object) -> None:
         raise OSError(28, "No space left on device")
 
     before = contents(numbers)
     monkeypatch.setattr(os, "replace", full)
-    told = cli("calibrate", numbers, code=1)
-    assert "Cannot write" in told.err
-    assert "No space left on device" in told.err
-    assert told.out == ""
+    output = cli("calibrate", numbers, code=1)
+    assert "Cannot write" in output.err
+    assert "No space left on device" in output.err
+    assert output.out == ""
     assert contents(numbers) == before
 
 
-def test_data_that_are_others_than_those_of_the_training_are_warned_of(cli: Cli, table: Path) -> None:
+def test_changed_training_data_give_a_warning(cli: Cli, table: Path) -> None:
     cli("fit", "mean-field", "--data", table, "--epochs", 1, "--quiet", "--out", "run")
     assert cli("calibrate", "run").err == ""
     values = np.loadtxt(table, delimiter=",", skiprows=1)
     np.savetxt(table, values[5:], delimiter=",")
-    told = cli("calibrate", "run")
-    assert told.err.startswith("table.csv has other training data than when run was trained: ")
-    assert told.err.count("\n") == 1
+    output = cli("calibrate", "run")
+    assert output.err.startswith("table.csv has other training data than when run was trained: ")
+    assert output.err.count("\n") == 1
     assert load_run(Path("run")).moment_scale != (1, 1)
 
 
-def test_labels_need_no_draws(cli: Cli, run: Path) -> None:
+def test_a_fit_to_labels_needs_no_samples(cli: Cli, run: Path) -> None:
     assert calibrate(cli, run)["after"] == calibrate(cli, run, "--seed", 1, "--samples", 2)["after"]
 
 
-def test_info_tells_the_factors(cli: Cli, run: Path) -> None:
+def test_info_shows_the_factors(cli: Cli, run: Path) -> None:
     assert re.search(r"^ one pass +not calibrated", cli("info", run).out, re.MULTILINE)
     mean, std = fitted(calibrate(cli, run)["after"])
     assert json.loads(cli("info", run, "--json").out)["file"]["moment_scale"] == [mean, std]
     assert re.search(rf"^ one pass +mean × {mean:.4g}, std × {std:.4g}", cli("info", run).out, re.MULTILINE)
     cli("compress", run)
     assert json.loads(cli("info", run / "model.lbc", "--json").out)["file"]["moment_scale"] != [1, 1]
+
+
+# -- corrections of layers --------------------------------------------------------------------------------------------
+
+
+def test_layers_are_corrected_and_shown(cli: Cli, run: Path) -> None:
+    settings = ("--layers", "--samples", 4, "--layer-inputs", 40)
+    result = calibrate(cli, run, *settings, "--no-factors")
+    bnn, data = load_run(run), load("digits")
+    assert result["to"] == "samples"
+    assert (result["before"]["layers"], result["after"]["layers"]) == (0, len(bnn.moment_layers))
+    assert fitted(result["after"]) == bnn.moment_scale == (1, 1)
+    first = bnn.moment_layers
+    assert first
+    lb.calibrate(
+        bnn,
+        batches(data).epoch(),
+        samples=4,
+        generator=torch.Generator().manual_seed(0),
+        layers=True,
+        layer_inputs=40,
+        factors=False,
+    )
+    assert all(torch.equal(first[name], correction) for name, correction in bnn.moment_layers.items())
+    assert re.search(rf"^ one pass +corrected in {len(first)} layers +$", cli("info", run).out, re.MULTILINE)
+    output = cli("calibrate", run, *settings, "--device", "cpu")
+    assert "corrected layers" in output.out
+    assert output.err.endswith("layers compared with samples on 40 of 40 examples\n")
+    mean, std = load_run(run).moment_scale
+    text = f"corrected in {len(first)} layers, mean × {mean:.4g}, std × {std:.4g}"
+    assert text in " ".join(cli("info", run).out.split())
+    assert json.loads(cli("info", run, "--json").out)["file"]["moment_layers"].keys() == first.keys()

@@ -1,4 +1,4 @@
-"""`leanbayes evaluate` and `leanbayes info`: what a run is worth, and what is in it."""
+"""`leanbayes evaluate` scores a run, and `leanbayes info` describes it."""
 
 import json
 import math
@@ -11,8 +11,8 @@ import torch
 from cli_cases import TOY, Cli, load_run, without_times
 
 import leanbayes as lb
-from leanbayes import config
-from leanbayes.cli.tables import scores_table, show
+from leanbayes.cli.text_tables import scores_table, show
+from leanbayes.core import config
 from leanbayes.data import ArrayDataset, load
 from leanbayes.training import read_record
 from leanbayes.training.loop import Loop
@@ -20,13 +20,13 @@ from leanbayes.training.loop import Loop
 # -- evaluate ---------------------------------------------------------------------------------------------------------
 
 
-def test_scores_are_those_of_the_test_data(cli: Cli, digits: Path) -> None:
+def test_scores_are_computed_on_the_test_data(cli: Cli, digits: Path) -> None:
     scores = json.loads(cli("evaluate", digits, "--json").out)["scores"]
     data = load("digits")
     assert isinstance(data.test, ArrayDataset)
-    assert data.normalise is not None
+    assert data.normalize is not None
     generator = torch.Generator().manual_seed(0)
-    prediction = load_run(digits).predict(data.normalise(data.test.x), generator=generator)
+    prediction = load_run(digits).predict(data.normalize(data.test.x), generator=generator)
     assert isinstance(prediction, lb.ClassPrediction)
     assert scores["accuracy"] == pytest.approx((prediction.label == data.test.y).float().mean().item(), abs=1e-6)
     chosen = prediction.probs.gather(1, data.test.y[:, None])
@@ -35,7 +35,7 @@ def test_scores_are_those_of_the_test_data(cli: Cli, digits: Path) -> None:
     assert scores["predict_ms_per_1000"] > 0
 
 
-def test_scores_are_repeatable_and_written_into_the_run(cli: Cli, digits: Path) -> None:
+def test_scores_are_reproducible_and_stored_in_the_run(cli: Cli, digits: Path) -> None:
     first = json.loads(cli("evaluate", digits, "--json").out)
     assert read_record(digits)["scores"]["test"] == first["scores"]
     assert first["run"] == str(digits)
@@ -48,7 +48,7 @@ def test_scores_are_repeatable_and_written_into_the_run(cli: Cli, digits: Path) 
 
 
 @pytest.mark.parametrize("words", [("--samples", 2), ("--rule", "mean"), ("--split", "validation"), ("--seed", 5)])
-def test_other_ways_of_scoring_leave_the_run_as_it_is(words: tuple[Any, ...], cli: Cli, digits: Path) -> None:
+def test_scores_with_other_settings_are_not_stored(words: tuple[Any, ...], cli: Cli, digits: Path) -> None:
     usual = json.loads(cli("evaluate", digits, "--json").out)["scores"]
     before = (digits / "run.json").read_bytes()
     other = json.loads(cli("evaluate", digits, *words, "--json").out)["scores"]
@@ -56,7 +56,7 @@ def test_other_ways_of_scoring_leave_the_run_as_it_is(words: tuple[Any, ...], cl
     assert (digits / "run.json").read_bytes() == before
 
 
-def test_scores_are_written_however_they_are_shown_and_wherever_they_are_made(cli: Cli, toy: Path) -> None:
+def test_scores_are_stored_for_any_output_device_and_root(cli: Cli, toy: Path) -> None:
     for words in ((), ("--json",), ("--device", "cpu"), ("--root", "."), ("--split", "test", "--seed", 0)):
         record = read_record(toy)
         record["scores"].pop("test", None)
@@ -65,20 +65,18 @@ def test_scores_are_written_however_they_are_shown_and_wherever_they_are_made(cl
         assert read_record(toy)["scores"]["test"]["examples"] == 100
 
 
-def test_scores_are_shown_even_where_they_cannot_be_written(
-    cli: Cli, toy: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_scores_are_printed_even_if_they_cannot_be_stored(cli: Cli, toy: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def full(path: Path, values: Any) -> None:
         raise lb.LeanBayesError(f"Cannot write {path}: the disk is full.")
 
     monkeypatch.setattr("leanbayes.cli.evaluate.write_json", full)
-    told = cli("evaluate", toy)
-    assert re.search(r"^ RMSE +[\d.]+ *$", told.out, re.MULTILINE)
-    assert told.err == f"The scores are not kept: Cannot write {toy / 'run.json'}: the disk is full.\n"
+    output = cli("evaluate", toy)
+    assert re.search(r"^ RMSE +[\d.]+ *$", output.out, re.MULTILINE)
+    assert output.err == f"The scores are not stored in the run: Cannot write {toy / 'run.json'}: the disk is full.\n"
     assert "rmse" in json.loads(cli("evaluate", toy, "--json").out)["scores"]
 
 
-def test_other_splits_and_rules_are_scored(cli: Cli, digits: Path) -> None:
+def test_other_splits_and_rules_can_be_scored(cli: Cli, digits: Path) -> None:
     held_out = json.loads(cli("evaluate", digits, "--split", "validation", "--json").out)["scores"]
     assert held_out["examples"] == 120
     recorded = read_record(digits)["scores"]["validation"]
@@ -105,33 +103,33 @@ def test_the_table_shows_every_score(cli: Cli, digits: Path, toy: Path) -> None:
         assert rows["NLL"] == f"{scores['nll']:.4f}"
         assert rows["predict × plain"] == f"{scores['predict_time_ratio']:.2f}×"
         assert "_" not in "".join(rows)
-        assert {*list(rows)[-len(COSTS) :]} == {*COSTS}  # what it costs stands below what it is worth
+        assert {*list(rows)[-len(COSTS) :]} == {*COSTS}  # costs are below scores
     record = read_record(digits)
     assert f"{record['scores']['test']['accuracy']:.2%}" in cli("evaluate", digits).out
 
 
-def test_the_table_names_the_run_in_one_line(cli: Cli, digits: Path) -> None:
+def test_the_title_names_the_run_and_the_split(cli: Cli, digits: Path) -> None:
     assert cli("evaluate", digits).out.splitlines()[0] == f"{digits}, test data"
     assert cli("evaluate", digits, "--split", "validation").out.splitlines()[0] == f"{digits}, validation data"
 
 
-def test_a_score_that_is_not_there_is_a_dash(capsys: pytest.CaptureFixture[str]) -> None:
-    scores = {"accuracy": 1.0, "entropy_wrong": math.nan, "examples": 1234}  # nothing is wrong
-    show("", scores_table({**scores, "kilo_trained": 2.5, "of_ones_own": 0.25}))
+def test_an_undefined_score_is_a_dash(capsys: pytest.CaptureFixture[str]) -> None:
+    scores = {"accuracy": 1.0, "entropy_wrong": math.nan, "examples": 1234}  # there are no wrong answers
+    show("", scores_table({**scores, "kilo_trained": 2.5, "my_own_score": 0.25}))
     out = capsys.readouterr().out
     assert [line.split() for line in out.splitlines()] == [
         ["accuracy", "100.00%"],
         ["entropy", "if", "wrong", "–"],
-        ["of", "ones", "own", "0.2500"],
+        ["my", "own", "score", "0.2500"],
         ["trained", "×1000", "2.500"],
         ["examples", "1,234"],
     ]
 
 
-def test_rules_of_another_noise_are_warned_of_once_and_in_plain_words(cli: Cli, digits: Path) -> None:
-    told = cli("evaluate", digits, "--rule", "local", "--samples", 2)
-    assert re.fullmatch(r"leanbayes: [^\n]*was trained with the rule[^\n]*\.\n", told.err)
-    assert ".py" not in told.err
+def test_a_rule_with_other_noise_gives_one_warning_in_one_line(cli: Cli, digits: Path) -> None:
+    output = cli("evaluate", digits, "--rule", "local", "--samples", 2)
+    assert re.fullmatch(r"leanbayes: [^\n]*was trained with the rule[^\n]*\.\n", output.err)
+    assert ".py" not in output.err
 
 
 # -- info -------------------------------------------------------------------------------------------------------------
@@ -148,7 +146,7 @@ def test_a_run_is_described(cli: Cli, digits: Path) -> None:
         "digits",
         "small-cnn",
         "MeanField",
-        "Normal(scale=0.1",
+        "Normal(scale=auto",
         "epochs=2",
         "of 58,144 in 4",
     ):
@@ -169,11 +167,11 @@ def test_a_file_is_described(cli: Cli, digits: Path) -> None:
     assert f"{file['bytes']:,} bytes" in cli("info", path).out
 
 
-def test_the_file_is_named_in_one_line(cli: Cli, digits: Path) -> None:
+def test_the_file_name_is_printed_in_one_line(cli: Cli, digits: Path) -> None:
     assert str(digits / "model.safetensors") in cli("info", digits / "model.safetensors").out
 
 
-def test_a_run_that_is_not_finished_is_described(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_unfinished_run_is_described(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
     def stopped(self: Loop) -> None:
         raise KeyboardInterrupt
 

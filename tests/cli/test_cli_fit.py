@@ -1,4 +1,4 @@
-"""`leanbayes fit`: flags, config files, data and networks; and a run that goes on."""
+"""`leanbayes fit`: flags, config files, data, networks, and continuing a run."""
 
 import json
 import re
@@ -6,13 +6,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from cli_cases import TOY, Cli, load_run, must_not_train, picture
+from cli_cases import TOY, Cli, load_run, must_not_train, write_image
 
 import leanbayes as lb
-from leanbayes import config
 from leanbayes.cli import main
 from leanbayes.cli.options import Task, parse, read_config
 from leanbayes.cli.runs import prepare
+from leanbayes.core import config
 from leanbayes.data import ArrayDataset, load
 from leanbayes.methods import METHODS
 from leanbayes.training import Recipe, read_record
@@ -24,30 +24,30 @@ from leanbayes.training.loop import Loop
 @pytest.mark.parametrize("name", METHODS)
 def test_every_method_trains(name: str, cli: Cli, tmp_path: Path) -> None:
     epochs = ("--epochs", len(METHODS[name].stages()))
-    told = cli("fit", name, *TOY, *epochs, "--model-options", "hidden=[32]", "--out", tmp_path / "run")
-    assert told.err == ""
-    assert f"leanbayes evaluate {tmp_path / 'run'}" in told.out
+    output = cli("fit", name, *TOY, *epochs, "--model-options", "hidden=[32]", "--out", tmp_path / "run")
+    assert output.err == ""
+    assert f"leanbayes evaluate {tmp_path / 'run'}" in output.out
     record = read_record(tmp_path / "run")
     assert record["status"] == "finished"
     assert config.decode(record["config"]["method"]) == METHODS[name]
     assert load_run(tmp_path / "run").method == METHODS[name]
 
 
-def test_a_run_is_named_after_what_it_is(cli: Cli, tmp_path: Path, table: Path) -> None:
+def test_the_default_folder_is_named_after_the_run(cli: Cli, tmp_path: Path, table: Path) -> None:
     cli("fit", "deterministic", *TOY, "--seed", 3)
     assert [path.name for path in (tmp_path / "runs").iterdir()] == ["toy-mlp-deterministic-3"]
-    told = cli("fit", "mean_field", "--data", table, "--epochs", 1, "--quiet")
+    output = cli("fit", "mean_field", "--data", table, "--epochs", 1, "--quiet")
     made = {path.name for path in (tmp_path / "runs").iterdir()} - {"toy-mlp-deterministic-3"}
     assert made == {"table-mlp-mean-field-0"}
-    assert "leanbayes evaluate runs/table-mlp-mean-field-0\n" in told.out
+    assert "leanbayes evaluate runs/table-mlp-mean-field-0\n" in output.out
 
 
-def test_progress_goes_to_stderr_and_can_be_left_out(cli: Cli) -> None:
-    told = cli("fit", "deterministic", "--data", "toy", "--epochs", 1, "--out", "run")
-    first, last = told.err.splitlines()
+def test_progress_goes_to_stderr_unless_quiet(cli: Cli) -> None:
+    output = cli("fit", "deterministic", "--data", "toy", "--epochs", 1, "--out", "run")
+    first, last = output.err.splitlines()
     assert first == "Deterministic on toy: 810 examples, 25 steps in run"
     assert re.fullmatch(r"Held-out split: RMSE [\d.]+, NLL [\d.]+", last)
-    assert told.out == "The run is in run. Score it on the test data: leanbayes evaluate run\n"
+    assert output.out == "The run is in run. To score it on the test data: leanbayes evaluate run\n"
     assert cli("fit", "deterministic", *TOY, "--out", "other").err == ""
 
 
@@ -69,25 +69,25 @@ def test_flags_reach_the_method_and_the_recipe(cli: Cli) -> None:
     assert (settings["recipe"]["clip"], settings["recipe"]["lr"]) == (1.5, None)
 
 
-def test_a_flag_beats_the_file_and_the_file_beats_the_preset(cli: Cli) -> None:
+def test_flags_override_the_file_and_the_file_overrides_the_preset(cli: Cli) -> None:
     Path("a.yaml").write_text("method: mean-field\ndata: toy\nepochs: 1\nbatch_size: 100\nlr: 1e-3\nquiet: true\n")
-    told = cli("fit", "--config", "a.yaml", "--lr", 5e-4, "--out", "run")
-    assert told.err == ""
+    output = cli("fit", "--config", "a.yaml", "--lr", 5e-4, "--out", "run")
+    assert output.err == ""
     recipe = read_record("run")["config"]["recipe"]
     assert (recipe["lr"], recipe["batch_size"], recipe["epochs"]) == (5e-4, 100, 1)
     assert (recipe["temperature"], recipe["weight_decay"]) == (0.1, 0.0)  # the preset of tables
-    assert recipe["warmup"] == Recipe().warmup  # nobody says anything
-    cli("fit", "mean-field", "--config=a.yaml", "--out", "other")  # the same method may be named twice
+    assert recipe["warmup"] == Recipe().warmup  # the default
+    cli("fit", "mean-field", "--config=a.yaml", "--out", "other")  # the same method may be given twice
     assert read_record("other")["config"]["recipe"]["lr"] == 1e-3
 
 
-def test_the_preset_is_that_of_the_files_data_set(cli: Cli) -> None:
+def test_the_preset_is_that_of_the_data_in_the_file(cli: Cli) -> None:
     Path("a.yaml").write_text("data: toy\n")
     assert "(default: 200)" in cli("fit", "mean-field", "--config", "a.yaml", "--help").out
     assert "(default: 40)" in cli("fit", "mean-field", "--config", "a.yaml", "--data", "digits", "--help").out
 
 
-def test_a_file_sets_the_method_to_any_depth(cli: Cli) -> None:
+def test_a_file_may_have_nested_settings_of_the_method(cli: Cli) -> None:
     Path("a.yaml").write_text(
         "method:\n  name: mean_field\n  samples: 2\n  init_std: 1e-2\n  prior: {scale: 5e-2, gain: 2}\n"
         "data: toy\nepochs: 1\nquiet: true\nout: run\nmodel_options: {hidden: [4, 4]}\n"
@@ -99,14 +99,14 @@ def test_a_file_sets_the_method_to_any_depth(cli: Cli) -> None:
 
 
 @pytest.mark.parametrize("line", ["lr: 1e-3", "scale_lr: 1E-2", "clip: 1.e+1", "weight_decay: 5e-4"])
-def test_numbers_are_read_as_people_write_them(line: str, cli: Cli) -> None:
+def test_numbers_may_have_exponents(line: str, cli: Cli) -> None:
     Path("a.yaml").write_text(f"{line}\n")
     cli("fit", "deterministic", *TOY, "--config", "a.yaml", "--out", "run", "--model-options", "hidden=[4]")
     name, _, value = line.partition(": ")
     assert read_record("run")["config"]["recipe"][name] == float(value)
 
 
-def test_the_share_for_validation_is_read_as_people_write_it(cli: Cli) -> None:
+def test_the_validation_share_may_have_an_exponent(cli: Cli) -> None:
     Path("a.yaml").write_text("validation_share: 2e-1\n")
     cli("fit", "deterministic", *TOY, "--config", "a.yaml", "--out", "run")
     assert read_record("run")["config"]["source"]["validation_share"] == 0.2
@@ -121,7 +121,7 @@ def test_a_setting_may_be_written_with_hyphens(name: str, cli: Cli) -> None:
     assert settings["model"]["options"] == {"hidden": [4]}
 
 
-def test_switches_of_a_file_can_be_turned_back(cli: Cli) -> None:
+def test_flags_override_switches_of_a_file(cli: Cli) -> None:
     Path("a.yaml").write_text("quiet: true\ncompile: false\nmethod: {name: mean-field, relative: false}\n")
     words = ("fit", "mean-field", "--data", "toy", "--epochs", 1, "--config", "a.yaml")
     cli(*words, "--method.relative", "--out", "a")
@@ -131,7 +131,7 @@ def test_switches_of_a_file_can_be_turned_back(cli: Cli) -> None:
 
 
 @pytest.mark.parametrize("value", ["0.1", "1e-1", "1.e-1", "0.00001"])
-def test_options_of_a_network_are_read_as_people_write_them(value: str) -> None:
+def test_numbers_in_model_options_may_have_exponents(value: str) -> None:
     Path("a.yaml").write_text(f"model_options: {{depth: 10, widen: 1, dropout: {value}}}\n")
     from_file = parse(Task, [], "fit", Task(), read_config(Path("a.yaml"))).model_options
     for options in (from_file, ("depth=10", "widen=1", f"dropout={value}")):
@@ -139,7 +139,7 @@ def test_options_of_a_network_are_read_as_people_write_them(value: str) -> None:
         assert prepared.notes["model"]["options"] == {"depth": 10, "widen": 1, "dropout": float(value)}
 
 
-def test_the_seed_decides_and_the_same_seed_repeats(cli: Cli) -> None:
+def test_the_same_seed_gives_the_same_model(cli: Cli) -> None:
     for name, seed in (("a", 1), ("b", 1), ("c", 2)):
         cli("fit", "mean-field", *TOY, "--seed", seed, "--out", name)
     a, b, c = (Path(name, "model.safetensors").read_bytes() for name in "abc")
@@ -147,7 +147,7 @@ def test_the_seed_decides_and_the_same_seed_repeats(cli: Cli) -> None:
     assert a != c
 
 
-def test_a_csv_table_is_fitted_and_scored_in_its_own_unit(cli: Cli, table: Path) -> None:
+def test_a_csv_table_is_scored_in_the_unit_of_its_target(cli: Cli, table: Path) -> None:
     cli("fit", "deterministic", "--data", table, "--epochs", 30, "--quiet", "--out", "run")
     scores = json.loads(cli("evaluate", "run", "--json").out)["scores"]
     data = load(table)
@@ -157,18 +157,22 @@ def test_a_csv_table_is_fitted_and_scored_in_its_own_unit(cli: Cli, table: Path)
     assert scores["examples"] == len(data.test)
 
 
-def test_a_folder_of_pictures_gives_labels_by_name(cli: Cli, pets: Path) -> None:
+def test_a_folder_of_images_gives_class_names(cli: Cli, pets: Path) -> None:
     words = ("--resize", 16, 16, "--model", "small-cnn", "--workers", 0, "--epochs", 1, "--quiet")
     cli("fit", "deterministic", "--data", pets, *words, "--out", "run")
     assert read_record("run")["config"]["model"]["input_shape"] == [3, 16, 16]
     assert json.loads(cli("evaluate", "run", "--json").out)["scores"]["examples"] == 8
-    files = [pets / "val" / "cat" / "0.png", picture(Path("grey.png"), 30, 9), picture(Path("large.jpg"), 80, 90, 3)]
+    files = [
+        pets / "val" / "cat" / "0.png",
+        write_image(Path("gray.png"), 30, 9),
+        write_image(Path("large.jpg"), 80, 90, 3),
+    ]
     rows = json.loads(cli("predict", "run", *files, "--json").out)
     assert {row["label"] for row in rows} <= {"cat", "dog"}
     assert [row["image"] for row in rows] == [str(path) for path in files]
 
 
-def test_a_folder_of_pictures_needs_no_flags_for_a_small_machine(cli: Cli, pets: Path) -> None:
+def test_a_folder_of_images_needs_no_flags_on_a_small_machine(cli: Cli, pets: Path) -> None:
     # More workers than cores would make torch warn, which is an error in these tests.
     words = ("--resize", 16, 16, "--model", "small-cnn", "--epochs", 1, "--quiet")
     assert cli("fit", "deterministic", "--data", pets, *words, "--out", "run").err == ""
@@ -182,21 +186,21 @@ def scenes_run(scenes: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def test_scenes_are_segmented(cli: Cli, scenes_run: Path) -> None:
+def test_segmentation(cli: Cli, scenes_run: Path) -> None:
     assert read_record(scenes_run)["config"]["model"]["options"] == {"width": 4}
-    told = cli("evaluate", scenes_run)
-    assert re.search(r"^ mIoU +\d+\.\d\d%", told.out, re.MULTILINE)
+    output = cli("evaluate", scenes_run)
+    assert re.search(r"^ mIoU +\d+\.\d\d%", output.out, re.MULTILINE)
     scores = read_record(scenes_run)["scores"]["test"]
     assert 0 <= scores["miou"] <= scores["accuracy"] <= 1
 
 
-def test_a_scene_is_predicted_as_it_was_trained(cli: Cli, scenes_run: Path, scenes: Path) -> None:
-    # It is stretched to the size, where other pictures lose their edges.
+def test_an_image_to_segment_is_resized_as_in_training(cli: Cli, scenes_run: Path, scenes: Path) -> None:
+    # It is stretched to the size; images of classes are cropped.
     (row,) = json.loads(cli("predict", scenes_run, scenes / "test" / "0.png", "--json").out)
     data = load(scenes, resize=(16, 16))
     assert data.test is not None
-    assert data.normalise is not None
-    expected = load_run(scenes_run).predict(data.normalise(data.test[0][0][None]))
+    assert data.normalize is not None
+    expected = load_run(scenes_run).predict(data.normalize(data.test[0][0][None]))
     assert isinstance(expected, lb.ClassPrediction)
     assert row["probability"] == pytest.approx(expected.confidence.mean().item(), rel=1e-4)
 
@@ -211,40 +215,40 @@ def test_a_finished_run_is_not_trained_again(data: str, cli: Cli, monkeypatch: p
     files = [Path("run/model.safetensors"), Path("run/run.json")]
     before = [(path.stat().st_mtime_ns, path.stat().st_ino) for path in files]
     monkeypatch.setattr(Loop, "run", must_not_train)
-    told = cli(*words)
-    assert told.err == "The run in run is finished: nothing was trained. --overwrite starts anew.\n"
-    assert "leanbayes evaluate run" in told.out
+    output = cli(*words)
+    assert output.err == "The run in run is finished: nothing was trained. --overwrite starts again.\n"
+    assert "leanbayes evaluate run" in output.out
     assert cli(*words, "--quiet").err == ""
     assert [(path.stat().st_mtime_ns, path.stat().st_ino) for path in files] == before
 
 
 @pytest.mark.parametrize("data", ["toy", "digits"])
-def test_a_stopped_run_goes_on_where_it_was(data: str, cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_stopped_run_continues_from_its_checkpoint(data: str, cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
     recipe = ("--epochs", 2, "--checkpoint-steps", 10, "--batch-size", 64)
     words = ("fit", "mean-field", "--data", data, "--model", "mlp", "--model-options", "hidden=[8]", *recipe)
     step = Loop._step
 
     def stopped(self: Loop, parts: Any) -> None:
-        if self._run.steps_done == 12:
+        if self._journal.steps_done == 12:
             raise KeyboardInterrupt
         step(self, parts)
 
     with monkeypatch.context() as patch:
         patch.setattr(Loop, "_step", stopped)
-        told = cli(*words, "--out", "run", code=130)
-    assert re.fullmatch(r"MeanField on [^\n]*\nleanbayes: Stopped\.\n", told.err)
+        output = cli(*words, "--out", "run", code=130)
+    assert re.fullmatch(r"MeanField on [^\n]*\nleanbayes: Stopped\.\n", output.err)
     assert read_record("run")["status"] == "stopped"
     assert [path.name for path in Path("run/checkpoints").iterdir()] == ["step-000000010"]
-    assert "going on from step 10 of" in cli(*words, "--out", "run").err
+    assert "continuing from step 10 of" in cli(*words, "--out", "run").err
     cli(*words, "--out", "whole")
     assert Path("run/model.safetensors").read_bytes() == Path("whole/model.safetensors").read_bytes()
 
 
-def test_overwriting_starts_anew(cli: Cli) -> None:
+def test_overwrite_replaces_a_run(cli: Cli) -> None:
     cli("fit", "mean-field", *TOY, "--out", "run")
     cli("evaluate", "run")
-    told = cli("fit", "deterministic", *TOY, "--out", "run", code=1)
-    assert "--overwrite" in told.err
+    output = cli("fit", "deterministic", *TOY, "--out", "run", code=1)
+    assert "--overwrite" in output.err
     assert read_record("run")["config"]["method"]["type"] == "MeanField"
     cli("fit", "deterministic", *TOY, "--out", "run", "--overwrite")
     record = read_record("run")
@@ -252,5 +256,5 @@ def test_overwriting_starts_anew(cli: Cli) -> None:
     assert list(record["scores"]) == ["validation"]
 
 
-def test_settings_that_change_no_result_may_differ(cli: Cli, toy: Path) -> None:
+def test_settings_that_do_not_change_the_result_may_differ(cli: Cli, toy: Path) -> None:
     cli("fit", "mean-field", *TOY, "--out", toy, "--device", "cpu", "--keep", 5, "--checkpoint-minutes", 1)

@@ -1,4 +1,4 @@
-"""The command line tells a newcomer what it can do, and runs as a program."""
+"""The help texts of the command line, and running it as a program."""
 
 import re
 import subprocess
@@ -7,11 +7,11 @@ from dataclasses import fields
 from pathlib import Path
 
 import pytest
-from cli_cases import ENVIRONMENT, Cli, Told
+from cli_cases import ENVIRONMENT, Cli, Output
 
 import leanbayes as lb
-from leanbayes import config
 from leanbayes.cli.options import Task
+from leanbayes.core import config
 from leanbayes.methods import METHODS
 from leanbayes.training import Recipe
 
@@ -22,6 +22,8 @@ COMMANDS = [
     ("evaluate",),
     ("predict",),
     ("calibrate",),
+    ("decide",),
+    ("compress",),
     ("export",),
     ("sensitivity",),
     ("compare",),
@@ -32,7 +34,7 @@ COMMANDS = [
 
 
 def described(text: str) -> dict[str, str]:
-    """Read a help text into its flags and positional arguments, and what is said on each."""
+    """Parse a help text into its flags and positional arguments, each with its description."""
     found: dict[str, str] = {}
     name, section, margin = "", "", 0
     for line in text.replace("│", " ").splitlines():
@@ -67,30 +69,20 @@ def test_fit_has_a_flag_for_every_setting(name: str, cli: Cli) -> None:
         assert f"--method.{setting.replace('_', '-')}" in flags
 
 
-def test_the_program_says_what_it_can_do(cli: Cli) -> None:
+def test_the_usage_lists_all_commands(cli: Cli) -> None:
     text = cli("--help").out
-    for name in (
-        "fit",
-        "evaluate",
-        "predict",
-        "calibrate",
-        "export",
-        "sensitivity",
-        "compare",
-        "report",
-        "info",
-        *METHODS,
-    ):
+    for name in ("fit", *(words[0] for words in COMMANDS), *METHODS):
         assert name in text
-    assert max(map(len, text.splitlines())) <= 110
+    assert max(map(len, text.splitlines())) <= 80
     assert cli("-h").out == cli("help").out == cli(code=2).out == text
     assert cli("--version").out == f"leanbayes {lb.__version__}\n"
 
 
-def test_fit_says_which_methods_there_are(cli: Cli) -> None:
+def test_the_usage_of_fit_lists_all_methods(cli: Cli) -> None:
     text = cli("fit", "--help").out
     for name in METHODS:
         assert re.search(rf"^  {name} +\S", text, re.MULTILINE)
+    assert max(map(len, text.splitlines())) <= 80
     assert cli("fit", code=2).out == text
 
 
@@ -110,7 +102,7 @@ def test_fit_says_which_methods_there_are(cli: Cli) -> None:
         ("SCENES", ("unet", "60", "8")),
     ],
 )
-def test_the_help_shows_what_suits_the_data(
+def test_the_help_shows_the_preset_of_the_data(
     data: str, shown: tuple[str, ...], cli: Cli, pets: Path, scenes: Path
 ) -> None:
     data = {"PETS": str(pets), "SCENES": str(scenes)}.get(data, data)
@@ -120,6 +112,26 @@ def test_the_help_shows_what_suits_the_data(
             assert re.search(rf"--{flag} [^-].*?\(default: (.*?)\)", text).group(1) == value  # type: ignore[union-attr]
 
 
+@pytest.mark.parametrize(
+    ("words", "engine", "temperature"),
+    [
+        (("mean-field", "--data", "cifar10"), "ivon", "1.0"),
+        (("ssvi", "--data", "svhn"), "ivon", "1.0"),
+        (("pbn", "--data", "cifar100"), "ivon", "1.0"),
+        (("deterministic", "--data", "cifar10"), "backprop", "0.008"),
+        (("mean-field", "--data", "cifar10", "--method.engine", "backprop"), "backprop", "0.008"),
+        (("mean-field", "--data", "cifar10", "--optimizer", "sgd"), "backprop", "0.008"),
+        (("mean-field", "--data", "digits"), "backprop", "0.001"),
+        (("mean-field", "--data", "digits", "--method.engine", "ivon"), "ivon", "1.0"),
+    ],
+)
+def test_the_preset_fits_the_engine(words: tuple[str, ...], engine: str, temperature: str, cli: Cli) -> None:
+    text = " ".join(cli("fit", *words, "--help").out.replace("│", " ").split())
+    shown = {"method.engine": engine, "temperature": temperature}
+    for flag, value in shown.items():
+        assert re.search(rf"--{flag} [^-].*?\(default: (.*?)\)", text).group(1) == value  # type: ignore[union-attr]
+
+
 # -- as a program -----------------------------------------------------------------------------------------------------
 
 
@@ -127,29 +139,29 @@ PROGRAM = [str(Path(sys.executable).with_name("leanbayes"))]
 MODULE = [sys.executable, "-m", "leanbayes"]
 
 
-def program(how: list[str], *words: object) -> Told:
+def program(how: list[str], *words: object) -> Output:
     """Run the installed program."""
     command = [*how, *map(str, words)]
     done = subprocess.run(command, capture_output=True, text=True, env=ENVIRONMENT, check=False)
-    return Told(done.returncode, done.stdout, done.stderr)
+    return Output(done.returncode, done.stdout, done.stderr)
 
 
-def test_the_program_is_installed_and_warns_of_nothing(digits: Path, cli: Cli) -> None:
-    told = program(PROGRAM, "info", digits, "--json")
-    assert (told.code, told.err) == (0, "")
-    assert told.out == cli("info", digits, "--json").out
+def test_the_program_is_installed_and_gives_no_warnings(digits: Path, cli: Cli) -> None:
+    output = program(PROGRAM, "info", digits, "--json")
+    assert (output.code, output.err) == (0, "")
+    assert output.out == cli("info", digits, "--json").out
 
 
-def test_the_program_tells_mistakes_by_its_code() -> None:
-    told = program(MODULE, "info", "nowhere")
-    assert told == (1, "", "leanbayes: There is no file or folder nowhere: check the path.\n")
-    told = program(PROGRAM, "info", "nowhere", "--what")
-    assert (told.code, told.out) == (2, "")
-    assert "--what" in told.err
-    assert "Traceback" not in told.err
+def test_mistakes_set_the_exit_code() -> None:
+    output = program(MODULE, "info", "nowhere")
+    assert output == (1, "", "leanbayes: There is no file or folder nowhere: check the path.\n")
+    output = program(PROGRAM, "info", "nowhere", "--what")
+    assert (output.code, output.out) == (2, "")
+    assert "--what" in output.err
+    assert "Traceback" not in output.err
 
 
-# The program in four processes whose output nobody reads; each is a copy of one that has imported everything.
+# Runs the program in four processes whose output nobody reads, forked from one that has imported everything.
 UNREAD = """
 import io, os, sys
 import leanbayes.cli.compare
@@ -170,6 +182,6 @@ for words, buffered in cases:
 """
 
 
-def test_a_reader_that_leaves_is_no_trouble(digits: Path) -> None:
-    told = program([sys.executable, "-c", UNREAD], digits)
-    assert told == (0, "--help 1\n--help 1\ninfo 1\nfit 1\n", "")
+def test_a_closed_pipe_causes_no_traceback(digits: Path) -> None:
+    output = program([sys.executable, "-c", UNREAD], digits)
+    assert output == (0, "--help 1\n--help 1\ninfo 1\nfit 1\n", "")

@@ -1,4 +1,4 @@
-"""Runs of a comparison at the same time: in processes side by side, and shared out among those of a launcher."""
+"""Runs of a comparison in parallel: in worker processes, and distributed over the processes of a launcher."""
 
 import contextlib
 import json
@@ -16,7 +16,7 @@ from typing import Any, Self
 
 import pytest
 import torch
-from cli_cases import ENVIRONMENT, TINY, Cli, Told, must_not_train, run_main, without_times
+from cli_cases import ENVIRONMENT, TINY, Cli, Output, must_not_train, run_main, without_times
 from training_cases import finish, together
 
 from leanbayes.cli import main
@@ -31,13 +31,13 @@ ENDLESS = ("compare", *METHODS, *TINY, "--epochs", 1_000_000, "--jobs", 2, "--ou
 
 
 def results_in(folder: str | Path) -> Any:
-    """What was found, but for the times that it took."""
+    """The results without times."""
     return without_times(json.loads(Path(folder, "compare.json").read_text())["results"])
 
 
 @pytest.fixture(scope="module", autouse=True)
 def _one_thread() -> Iterator[None]:
-    """More of them add up in another order."""
+    """With more threads, sums have another order."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     yield
@@ -53,14 +53,14 @@ def alone(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def workers_of(parent: int) -> list[int]:
-    """The processes that another has started to work for it, and that have not ended."""
+    """The running worker processes of a process."""
     found = []
     for folder in Path("/proc").glob("[0-9]*"):
         try:
             state, father = (folder / "stat").read_text().rpartition(")")[2].split()[:2]
             if int(father) == parent and state != "Z" and b"spawn_main" in (folder / "cmdline").read_bytes():
                 found.append(int(folder.name))
-        except OSError:  # it has ended meanwhile
+        except OSError:  # it has just ended
             continue
     return sorted(found)
 
@@ -75,22 +75,20 @@ def wait_until(there: Callable[[], Any], seconds: float = 60) -> bool:
 def status_of(run: str) -> str:
     try:
         return str(read_record(Path("a", run))["status"])
-    except ValueError:  # it is not there yet
+    except ValueError:  # it does not exist yet
         return ""
 
 
-# -- side by side -----------------------------------------------------------------------------------------------------
+# -- worker processes -------------------------------------------------------------------------------------------------
 
 
-def test_a_run_that_fails_is_named_and_those_that_are_finished_are_kept(
-    cli: Cli, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_failed_run_is_named_and_finished_runs_are_kept(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
     words = ("compare", "deterministic", "mean-field:init_std=1e30", *TINY, "--out", "a")
     for jobs in (2, 1):
-        told = cli(*words, "--jobs", jobs, code=1)
+        output = cli(*words, "--jobs", jobs, code=1)
         pattern = r"leanbayes: mean-field:init_std=1e30, seed 0: [^\n]*loss is (inf|nan)[^\n]*lower[^\n]*\.\n"
-        assert re.fullmatch(pattern, told.err), told.err
-        assert told.out == ""
+        assert re.fullmatch(pattern, output.err), output.err
+        assert output.out == ""
     assert not Path("a/compare.json").exists()
     monkeypatch.setattr(Loop, "run", must_not_train)
     assert re.search(r"^deterministic +\d", cli("compare", "deterministic", *TINY, "--out", "a").out, re.MULTILINE)
@@ -100,26 +98,26 @@ def start_method(item: int) -> tuple[int, str]:
     return item, multiprocessing.get_start_method()
 
 
-def test_data_are_read_by_processes_that_start_as_they_would_without_jobs() -> None:
-    """Those of a spawned process would be spawned, too, and import torch anew in every epoch."""
-    told: list[Any] = []
-    found = side_by_side(start_method, [7, 8, 9], iter([0, 2]), 2, told.append)
+def test_workers_keep_the_start_method() -> None:
+    """Otherwise the processes that read data would be spawned, and import torch again in every epoch."""
+    done: list[Any] = []
+    found = side_by_side(start_method, [7, 8, 9], iter([0, 2]), 2, done.append)
     expected = {0: (7, multiprocessing.get_start_method()), 2: (9, multiprocessing.get_start_method())}
     assert found == expected
-    assert sorted(told) == sorted(expected.values())
+    assert sorted(done) == sorted(expected.values())
 
 
 @pytest.fixture
 def when_training() -> Iterator[Callable[[Callable[[list[int]], None]], None]]:
-    """Do something to the processes of this one when two of them train; in the end none of them may be left."""
-    assert threading.current_thread() is threading.main_thread()  # where Python meets signals
+    """Call a function with the workers of this process when two of them train; at the end none may be left."""
+    assert threading.current_thread() is threading.main_thread()  # only this thread handles signals
     ended = threading.Event()
     threads: list[threading.Thread] = []
 
     def act(what: Callable[[list[int]], None]) -> None:
         if wait_until(lambda: [status_of(run) for run in RUNS] == ["running"] * 2):
             what(workers_of(os.getpid()))
-        if not ended.wait(60):  # or else this test would wait for ever
+        if not ended.wait(60):  # otherwise this test would wait forever
             for worker in workers_of(os.getpid()):
                 os.kill(worker, signal.SIGKILL)
 
@@ -140,20 +138,20 @@ def check_stopped(run: str) -> None:
     assert not Path("a", run, "model.safetensors").exists()
 
 
-def test_a_process_that_is_killed_is_told_and_the_others_stop(cli: Cli, when_training: Any) -> None:
+def test_a_killed_process_is_reported_and_the_others_stop(cli: Cli, when_training: Any) -> None:
     when_training(lambda workers: os.kill(workers[0], signal.SIGKILL))
-    told = cli(*ENDLESS, code=1)
+    output = cli(*ENDLESS, code=1)
     killed = next(name for name, run in zip(METHODS, RUNS, strict=True) if status_of(run) == "running")
-    assert told.err == (
-        f"leanbayes: {killed}, seed 0: its process was killed (signal 9), which is often for want of memory: use fewer "
-        "--jobs. What is finished is kept, and the same command goes on.\n"
+    assert output.err == (
+        f"leanbayes: {killed}, seed 0: its process was killed (signal 9), often because memory ran out: use fewer "
+        "--jobs. Finished runs are stored, and the same command continues.\n"
     )
     check_stopped(next(run for name, run in zip(METHODS, RUNS, strict=True) if name != killed))
 
 
 @pytest.fixture
 def sigterm() -> Iterator[None]:
-    """SIGTERM must not end pytest, and its handler must be put back."""
+    """Keep SIGTERM from ending pytest, and check that its handler is restored."""
 
     def uncaught(number: int, frame: Any) -> None:
         raise AssertionError("SIGTERM was not caught")
@@ -164,18 +162,18 @@ def sigterm() -> Iterator[None]:
 
 
 @pytest.mark.usefixtures("sigterm")
-def test_a_signal_to_the_first_process_alone_stops_all_with_checkpoints(cli: Cli, when_training: Any) -> None:
+def test_a_signal_to_the_first_process_stops_all_with_checkpoints(cli: Cli, when_training: Any) -> None:
     when_training(lambda workers: os.kill(os.getpid(), signal.SIGTERM))
-    assert cli(*ENDLESS, code=130).err == "leanbayes: Stopped; the same command goes on from there.\n"
+    assert cli(*ENDLESS, code=130).err == "leanbayes: Stopped; run the same command again to continue.\n"
     for run in RUNS:
         check_stopped(run)
 
 
 @pytest.mark.usefixtures("sigterm")
-def test_a_second_signal_waits_for_no_checkpoint(cli: Cli, when_training: Any) -> None:
+def test_a_second_signal_does_not_wait_for_checkpoints(cli: Cli, when_training: Any) -> None:
     def stop_twice(workers: list[int]) -> None:
         for worker in workers:
-            os.kill(worker, signal.SIGSTOP)  # it never comes to its checkpoint
+            os.kill(worker, signal.SIGSTOP)  # it never writes its checkpoint
         for number in (signal.SIGTERM, signal.SIGINT):
             os.kill(os.getpid(), number)
             time.sleep(1)
@@ -186,7 +184,7 @@ def test_a_second_signal_waits_for_no_checkpoint(cli: Cli, when_training: Any) -
         assert not list(Path("a", run).glob("checkpoints/step-*"))
 
 
-# The program, whose seventh steps last until a signal has come; its processes read this file, too.
+# The program, whose seventh steps wait for a signal; its worker processes import this file, too.
 SLOW = """
 import os, sys, time
 from pathlib import Path
@@ -197,9 +195,9 @@ step = Loop._step
 
 def slow(self, parts):
     step(self, parts)
-    if self._run.steps_done == 7:
+    if self._journal.steps_done == 7:
         Path(f"seventh-{os.getpid()}").touch()
-        while not self._run.stop.came:
+        while not self._stop.received:
             time.sleep(0.01)
         for _ in range(100):  # long enough for a second signal, if there were one
             time.sleep(0.01)
@@ -211,7 +209,7 @@ if __name__ == "__main__":
 
 
 class Program:
-    """The slow program, as the leader of a group of processes, until both of its own are in their seventh step."""
+    """The slow program as the leader of a process group, when both of its workers are in their seventh step."""
 
     def __init__(self) -> None:
         Path("program.py").write_text(SLOW)
@@ -240,47 +238,49 @@ class Program:
         """Press Ctrl-C, which reaches the whole group."""
         os.killpg(self._process.pid, signal.SIGINT)
 
-    def end(self) -> Told:
+    def end(self) -> Output:
         out, err = self._process.communicate(timeout=60)
         assert len(self._workers) == 2, err
         assert not any(Path(f"/proc/{worker}").exists() for worker in self._workers)
-        return Told(self._process.returncode, out, err)
+        return Output(self._process.returncode, out, err)
 
 
-def test_ctrl_c_stops_all_processes_with_checkpoints_and_the_same_command_goes_on(cli: Cli, alone: Path) -> None:
+def test_ctrl_c_stops_all_processes_with_checkpoints_and_the_same_command_continues(cli: Cli, alone: Path) -> None:
     with Program() as program:
         program.interrupt()
-        assert program.end() == (130, "", "leanbayes: Stopped; the same command goes on from there.\n")
+        assert program.end() == (130, "", "leanbayes: Stopped; run the same command again to continue.\n")
     for run in RUNS:
         check_stopped(run)
         assert Path("a", run, "checkpoints", "step-000000007").is_dir()
-    told = cli(*WORDS, "--seeds", 2, "--jobs", 2, "--out", "a")
-    # Two runs went on and two were new, and all are what they are when they are made one after the other.
+    output = cli(*WORDS, "--seeds", 2, "--jobs", 2, "--out", "a")
+    # Two runs were continued and two are new, and all are the same as if trained one after the other.
     assert results_in("a") == results_in(alone)
     for model in alone.glob("*/model.safetensors"):
         assert Path("a", model.parent.name, model.name).read_bytes() == model.read_bytes()
-    lines = told.err.splitlines()
+    lines = output.err.splitlines()
     assert len(lines) == 4
     for number, line in enumerate(lines, start=1):
         assert re.fullmatch(rf"\S+, seed [01]: RMSE [\d.]+, NLL [\d.]+ \({number} of 4\)", line)
-    told_of = {line.partition(": RMSE")[0] for line in lines}
-    assert told_of == {f"{name}, seed {seed}" for name in METHODS for seed in (0, 1)}
+    reported = {line.partition(": RMSE")[0] for line in lines}
+    assert reported == {f"{name}, seed {seed}" for name in METHODS for seed in (0, 1)}
     assert workers_of(os.getpid()) == []
 
 
 # -- launchers --------------------------------------------------------------------------------------------------------
 
 
-def test_torchrun_shares_the_runs_out(cli: Cli, alone: Path) -> None:
+def test_torchrun_distributes_the_runs(cli: Cli, alone: Path) -> None:
     launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "-m", "leanbayes"]
     words = [*WORDS, "--seeds", 2, "--device", "cpu", "--out", "a"]
-    environment = {name: value for name, value in ENVIRONMENT.items() if name != "PYTHONWARNINGS"}  # torchrun's own
+    environment = {
+        name: value for name, value in ENVIRONMENT.items() if name != "PYTHONWARNINGS"
+    }  # torchrun gives some itself
     done = subprocess.run(
         [*launch, *map(str, words)], env=environment, capture_output=True, text=True, check=False, timeout=120
     )
     assert done.returncode == 0, done.stderr
     assert results_in("a") == results_in(alone)
-    assert done.stdout == cli(*words).out  # which is told from the same files, and only once
+    assert done.stdout == cli(*words).out  # printed from the same files, and only once
     found = re.findall(r"(\S+, seed \d): RMSE [\d.]+, NLL [\d.]+ \((\d) of 4\)", done.stderr)
     assert {name for name, _ in found} == {f"{name}, seed {seed}" for name in METHODS for seed in (0, 1)}
     assert sorted(number for _, number in found) == ["1", "2", "3", "4"]
@@ -289,14 +289,14 @@ def test_torchrun_shares_the_runs_out(cli: Cli, alone: Path) -> None:
 
 
 def by_two(*words: object) -> list[str]:
-    """Run a command in two processes that know of each other, and return what each has printed."""
-    said = Path.cwd()
-    processes = together(run_main, 2, [str(word) for word in words], said)
+    """Run a command in two processes of one group, and return what each printed."""
+    folder = Path.cwd()
+    processes = together(run_main, 2, [str(word) for word in words], folder)
     assert [finish(process) for process in processes] == [0, 0]
-    return [(said / f"{rank}.out").read_text() for rank in range(2)]
+    return [(folder / f"{rank}.out").read_text() for rank in range(2)]
 
 
-def test_fewer_runs_than_processes_are_shared_out(cli: Cli, alone: Path) -> None:
+def test_there_may_be_fewer_runs_than_processes(cli: Cli, alone: Path) -> None:
     words = ("compare", "deterministic", *TINY, "--out", Path("a").resolve())
     first, second = by_two(*words)
     assert second == ""
@@ -304,8 +304,8 @@ def test_fewer_runs_than_processes_are_shared_out(cli: Cli, alone: Path) -> None
     assert results_in("a") == results_in(alone)[:1]
 
 
-def test_all_processes_may_work_on_each_run_together(cli: Cli) -> None:
-    words = ("compare", *METHODS, *TINY, "--optimiser", "sgd", "--lr", 0.01)
+def test_together_trains_each_run_with_all_processes(cli: Cli) -> None:
+    words = ("compare", *METHODS, *TINY, "--optimizer", "sgd", "--lr", 0.01)
     first, second = by_two(*words, "--together", "--out", Path("a").resolve())
     assert second == ""
     assert first.count("deterministic ") == 1
@@ -317,7 +317,7 @@ def test_all_processes_may_work_on_each_run_together(cli: Cli) -> None:
         assert one["scores"]["examples"] == 100
 
 
-def test_processes_know_of_no_launcher_and_have_gpus_of_their_own(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_workers_do_not_see_the_launcher_and_have_their_own_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
     launcher = {"RANK": "3", "WORLD_SIZE": "4", "TORCHELASTIC_RUN_ID": "x", "ACCELERATE_USE_FSDP": "1"}
     kept = {"ACCELERATE_MIXED_PRECISION": "bf16", "OMP_NUM_THREADS": "1"}
     for name, value in {**launcher, **kept, "LOCAL_RANK": "1"}.items():

@@ -1,6 +1,6 @@
-"""Mistakes at the command line: each ends in one clear sentence, and never in a traceback.
+"""Mistakes on the command line: each gives one clear sentence, and never a traceback.
 
-The code is 2 where the words themselves are wrong, 1 where what they ask for fails, and 130 after Ctrl-C.
+The exit code is 2 if the arguments are wrong, 1 if the command fails, and 130 after Ctrl-C.
 """
 
 import json
@@ -32,7 +32,7 @@ Refused = Callable[..., str]
 
 @pytest.fixture
 def refused(capsys: pytest.CaptureFixture[str]) -> Refused:
-    """Run a command that should fail: return the sentence, or what the parser's box says (only with code 2)."""
+    """Return a function that runs a command which should fail, and returns its sentence, or the text of the parser."""
 
     def run(*words: object, code: int = 1) -> str:
         capsys.readouterr()
@@ -43,9 +43,9 @@ def refused(capsys: pytest.CaptureFixture[str]) -> Refused:
         assert "Traceback" not in err
         assert ".py" not in err
         if code == 2 and not err.startswith("leanbayes: "):
-            told = " ".join(re.sub(r"[│╭╮╰╯─]|--{2,}", " ", err).split())
-            assert re.search(rf"For full helptext, (run:?|see) leanbayes {words[0]}\b.* --help", told), told
-            return told
+            text = " ".join(re.sub(r"[│╭╮╰╯─]|--{2,}", " ", err).split())
+            assert re.search(rf"For full helptext, (run:?|see) leanbayes {words[0]}\b.* --help", text), text
+            return text
         assert re.fullmatch(r"leanbayes: [^\n]+[.?]\n", err), err
         assert len(err) < 500
         return err
@@ -63,7 +63,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def run(trained: Path, tmp_path: Path) -> Path:
-    """A finished run of one's own, to be spoilt."""
+    """A copy of a finished run, to be damaged."""
     return Path(shutil.copytree(trained, tmp_path / "run"))
 
 
@@ -75,15 +75,15 @@ def expect(text: str, *words: str) -> None:
 # -- commands, names and flags ----------------------------------------------------------------------------------------
 
 
-def test_an_unknown_command_is_told(refused: Refused) -> None:
+def test_unknown_commands(refused: Refused) -> None:
     for word in ("train", "--what", ""):
-        commands = "fit, evaluate, predict, compare, report, calibrate, compress, export, sensitivity, info"
+        commands = "fit, evaluate, predict, compare, report, calibrate, decide, compress, export, sensitivity, info"
         expect(refused(word, code=2), repr(word), commands)
     for word, close in (("fits", "fit"), ("evalute", "evaluate"), ("Compare", "compare")):
         assert refused(word, code=2) == f"leanbayes: There is no command {word!r}: did you mean {close}?\n"
 
 
-# Names that are known while the words are read, and what only the data or the network can tell.
+# Unknown names, with code 2 if the arguments alone show it, and 1 if it takes the data or the network.
 NAMES: dict[str, tuple[int, tuple[object, ...], tuple[str, ...]]] = {
     "method": (2, ("fit", "mean-feld"), ("'mean-feld'", "did you mean mean-field?")),
     "method far off": (2, ("fit", "zzz"), tuple(METHODS)),
@@ -91,26 +91,26 @@ NAMES: dict[str, tuple[int, tuple[object, ...], tuple[str, ...]]] = {
     "no method": (2, ("fit", "--data", "toy"), tuple(METHODS)),
     "method to compare": (2, ("compare", "ensembl", *TOY), ("'ensembl'", "did you mean ensemble?")),
     "setting to compare": (2, ("compare", "mean-field:sample=3", *TOY), ("'sample'", "did you mean samples?")),
-    "kind of setting": (2, ("compare", "mean-field:samples=many", *TOY), ("samples='many' must be a whole number.",)),
+    "type of a setting": (2, ("compare", "mean-field:samples=many", *TOY), ("samples='many' must be a whole number.",)),
     "setting given twice": (2, ("compare", "mean-field:samples=3,samples=4", *TOY), ("'samples'", "twice")),
-    "method named twice": (2, ("compare", "ensemble", "ensemble", *TOY), ("twice",)),
-    "method named twice in two ways": (2, ("compare", "ensemble", "ensemble:", *TOY), ("twice",)),
-    "method named twice in other words": (2, ("compare", "mc-dropout", "mc_dropout:rate=0.1", *TOY), ("twice",)),
+    "method given twice": (2, ("compare", "ensemble", "ensemble", *TOY), ("twice",)),
+    "method given twice with a colon": (2, ("compare", "ensemble", "ensemble:", *TOY), ("twice",)),
+    "method given twice in two spellings": (2, ("compare", "mc-dropout", "mc_dropout:rate=0.1", *TOY), ("twice",)),
     "column": (1, ("compare", *TOY, "--sort", "nlll"), ("'nlll'", "did you mean nll?")),
     "column far off": (1, ("compare", *TOY, "--sort", "zzz"), ("'zzz'", "rmse, nll", "compare.json")),
     "column of other data": (1, ("compare", *TOY, "--sort", "accuracy"), ("'accuracy'", "rmse, nll")),
-    "column of another kind": (1, ("compare", "--sort", "ood:rotatd"), ("did you mean ood:rotated?",)),
-    "column of no set": (1, ("compare", "--sort", "ood:letters", "--ood", "noisy"), ("'ood:letters'",)),
-    "set of another kind": (1, ("compare", "--ood", "svnh"), ("'svnh'", "did you mean svhn?")),
-    "set that is not there": (1, ("compare", "--ood", "svhn"), ("svhn", "--root")),
-    "set for a regression": (1, ("compare", *TOY, "--ood", "svhn"), ("toy", "leave out --ood")),
-    "data": (1, ("fit", "mean-field", "--data", "didgits"), ("'didgits'", "Did you mean digits?")),
+    "OOD column": (1, ("compare", "--sort", "ood:rotatd"), ("did you mean ood:rotated?",)),
+    "OOD column of another set": (1, ("compare", "--sort", "ood:letters", "--ood", "noisy"), ("'ood:letters'",)),
+    "OOD data set": (1, ("compare", "--ood", "svnh"), ("'svnh'", "did you mean svhn?")),
+    "OOD data set that is missing": (1, ("compare", "--ood", "svhn"), ("svhn", "--root")),
+    "OOD data set for a regression": (1, ("compare", *TOY, "--ood", "svhn"), ("toy", "leave out --ood")),
+    "data": (1, ("fit", "mean-field", "--data", "didgits"), ("'didgits'", "did you mean digits?")),
     "uci data": (1, ("fit", "mean-field", "--data", "uci:yahct", "--root", "."), ("uci/yahct",)),
     "model": (1, ("fit", "mean-field", "--model", "small-cn", "--quiet"), ("'small-cn'", "small-cnn")),
     "model for images": (1, ("fit", "mean-field", *TOY, "--model", "resnet-18"), ("image", "mlp")),
     "model option": (1, ("fit", "mean-field", *TOY, "--model-options", "hiden=3"), ("hiden", "hidden")),
     "option without a value": (1, ("fit", "mean-field", *TOY, "--model-options", "hidden"), ("hidden", "NAME=VALUE")),
-    "option of a wrong kind": (1, ("fit", "mean-field", *TOY, "--model-options", "hidden=[no]"), ("hidden",)),
+    "option of a wrong type": (1, ("fit", "mean-field", *TOY, "--model-options", "hidden=[no]"), ("hidden",)),
     "option that is no yaml": (1, ("fit", "mean-field", *TOY, "--model-options", "hidden=[4"), ("hidden", "[4")),
     "option that should be a list": (1, ("fit", "mean-field", *TOY, "--model-options", "hidden=8"), ("hidden", "list")),
     "no model": (1, ("fit", "mean-field", *TOY, "--model", "None"), ("'None'", "mlp")),
@@ -119,21 +119,21 @@ NAMES: dict[str, tuple[int, tuple[object, ...], tuple[str, ...]]] = {
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_a_name_that_is_not_there_is_told(name: str, refused: Refused, trained: Path) -> None:
-    code, words, told = NAMES[name]
-    expect(refused(*(trained if word == "RUN" else word for word in words), code=code), *told)
+def test_unknown_names(name: str, refused: Refused, trained: Path) -> None:
+    code, words, expected = NAMES[name]
+    expect(refused(*(trained if word == "RUN" else word for word in words), code=code), *expected)
     assert not Path("runs").exists()
 
 
-def test_libraries_that_are_not_installed_are_named(refused: Refused, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_libraries_are_named(refused: Refused, monkeypatch: pytest.MonkeyPatch) -> None:
     for library in ("timm", "torchvision"):
         monkeypatch.setitem(sys.modules, library, None)
-        told = refused("fit", "mean-field", "--model", f"{library}:resnet18", "--quiet")
-        expect(told, f"{library} is not installed", f"pip install {library}")
+        message = refused("fit", "mean-field", "--model", f"{library}:resnet18", "--quiet")
+        expect(message, f"{library} is not installed", f"pip install {library}")
 
 
 FLAGS: dict[str, tuple[tuple[object, ...], tuple[str, ...]]] = {
-    "misspelt": (("fit", "mean-field", "--epoch", 3), ("--epoch", "Perhaps you meant", "--epochs")),
+    "misspelled": (("fit", "mean-field", "--epoch", 3), ("--epoch", "Perhaps you meant", "--epochs")),
     "unknown": (("evaluate", "RUN", "--what"), ("--what", "evaluate --help")),
     "of another method": (("fit", "ensemble", "--method.prior.scale", 1), ("--method.prior.scale",)),
     "without a value": (("fit", "mean-field", "--epochs"), ("--epochs",)),
@@ -153,20 +153,20 @@ FLAGS: dict[str, tuple[tuple[object, ...], tuple[str, ...]]] = {
     "no seeds": (("compare", "--seeds", 0), ("--seeds 0", "1 or more")),
     "no jobs": (("compare", "--jobs", -1), ("--jobs -1", "1 or more")),
     "jobs of one at a time": (("compare", "--together", "--jobs", 2), ("--together", "leave out --jobs")),
-    "unknown shift": (("compare", "--look.shifts", "fog"), ("'fog'", "corruptions, rotation, noise, labels")),
-    "no draws": (("compare", "--look.samples", 0), ("samples=0",)),
-    "unknown rule of a look": (("report", "RUN", "--look.rule", "guess"), ("guess", "flipout")),
+    "unknown shift": (("compare", "--evaluation.shifts", "fog"), ("'fog'", "corruptions, rotation, noise, labels")),
+    "no samples": (("compare", "--evaluation.samples", 0), ("samples=0",)),
+    "unknown rule of an evaluation": (("report", "RUN", "--evaluation.rule", "guess"), ("guess", "flipout")),
 }
 
 
 @pytest.mark.parametrize("name", FLAGS)
-def test_a_wrong_flag_is_told_by_the_parser(name: str, refused: Refused, trained: Path) -> None:
-    words, told = FLAGS[name]
-    expect(refused(*(trained if word == "RUN" else word for word in words), code=2), *told)
+def test_wrong_flags(name: str, refused: Refused, trained: Path) -> None:
+    words, expected = FLAGS[name]
+    expect(refused(*(trained if word == "RUN" else word for word in words), code=2), *expected)
 
 
 @pytest.mark.parametrize(
-    ("flag", "value", "told"),
+    ("flag", "value", "expected"),
     [
         ("epochs", 0, "at least 1"),
         ("batch-size", -1, "at least 1"),
@@ -182,28 +182,28 @@ def test_a_wrong_flag_is_told_by_the_parser(name: str, refused: Refused, trained
         ("checkpoint-steps", 0, "at least 1"),
     ],
 )
-def test_a_value_out_of_range_is_told(flag: str, value: object, told: str, refused: Refused) -> None:
+def test_values_out_of_range(flag: str, value: object, expected: str, refused: Refused) -> None:
     given = f"{flag.replace('-', '_')}={value}"
     for command in (("fit", "mean-field"), ("compare",)):
-        expect(refused(*command, "--data", "toy", f"--{flag}", value, code=2), given, told)
+        expect(refused(*command, "--data", "toy", f"--{flag}", value, code=2), given, expected)
     assert not Path("runs").exists()
 
 
 @pytest.mark.parametrize("value", [2, 0, -0.1, "nan"])
-def test_a_share_out_of_range_is_told_when_the_data_is_read(value: object, refused: Refused) -> None:
+def test_a_validation_share_out_of_range(value: object, refused: Refused) -> None:
     for command in (("fit", "mean-field"), ("compare",)):
-        told = refused(*command, "--data", "toy", "--validation-share", value)
-        expect(told, "validation_share", "between 0 and 1")
+        message = refused(*command, "--data", "toy", "--validation-share", value)
+        expect(message, "validation_share", "between 0 and 1")
     assert not Path("runs").exists()
 
 
-def test_draws_of_a_prediction_are_at_least_one(refused: Refused, trained: Path) -> None:
-    expect(refused("evaluate", trained, "--samples", 0), "samples=0", "at least 1")
+def test_a_prediction_needs_at_least_one_sample(refused: Refused, trained: Path) -> None:
+    expect(refused("evaluate", trained, "--samples", 0), "samples=0", "from 1 to")
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
 @pytest.mark.parametrize("command", ["fit", "evaluate", "predict", "report"])
-def test_a_gpu_that_is_not_there_is_told(command: str, refused: Refused, trained: Path) -> None:
+def test_a_missing_gpu(command: str, refused: Refused, trained: Path) -> None:
     Image.fromarray(np.zeros((8, 8), np.uint8)).save("a.png")
     words: dict[str, tuple[object, ...]] = {
         "fit": ("mean-field", *TOY),
@@ -214,13 +214,13 @@ def test_a_gpu_that_is_not_there_is_told(command: str, refused: Refused, trained
     expect(refused(command, *words[command], "--device", "cuda"), "cuda", "GPU")
 
 
-def test_fp16_on_a_cpu_is_told(refused: Refused) -> None:
+def test_fp16_on_a_cpu(refused: Refused) -> None:
     expect(refused("fit", "mean-field", *TOY, "--device", "cpu", "--precision", "fp16"), "fp16", "bf16")
 
 
 # -- config files -----------------------------------------------------------------------------------------------------
 
-# Problems with the file itself, with what no flag stands for, and with values that are numbers but out of range.
+# Problems with the file itself, with settings that have no flag, and with numbers out of range.
 FILES: dict[str, tuple[str, tuple[str, ...]]] = {
     "no yaml": ("a: [1", ("a.yaml", "yaml", "line 2")),
     "a list": ("- 1", ("a.yaml", "name: value", "list")),
@@ -241,19 +241,19 @@ FILES: dict[str, tuple[str, tuple[str, ...]]] = {
 
 
 @pytest.mark.parametrize("name", FILES)
-def test_a_file_that_is_no_config_file_is_told(name: str, refused: Refused) -> None:
-    text, told = FILES[name]
+def test_invalid_config_files(name: str, refused: Refused) -> None:
+    text, expected = FILES[name]
     Path("a.yaml").write_text(f"{text}\n")
     message = refused("fit", "mean-field", "--data", "toy", "--config", "a.yaml", code=2)
-    expect(message, "leanbayes: ", *told)
+    expect(message, "leanbayes: ", *expected)
     assert not Path("runs").exists()
 
 
-# The flags that the settings are read as, and what the parser says of them.
+# Settings, the flags that they are read as, and what the parser says about them.
 CONFIGS: dict[str, tuple[str, str, tuple[str, ...]]] = {
     "unknown setting": ("epoks: 1", "--epoks 1", ("--epoks", "Perhaps you meant", "--epochs")),
     "unknown setting far off": ("zzz: 1", "--zzz 1", ("Unrecognized", "--zzz")),
-    "misspelt setting of the task": (
+    "misspelled setting of the task": (
         "validation_shar: 0.2",
         "--validation-shar 0.2",
         ("--validation-shar", "Perhaps you meant", "--validation-share"),
@@ -274,7 +274,7 @@ CONFIGS: dict[str, tuple[str, str, tuple[str, ...]]] = {
         "--method.init-std -1",
         ("init_std=-1", "positive"),
     ),
-    "kind of a method's setting": (
+    "type of a method's setting": (
         "method: {name: mean-field, samples: many}",
         "--method.samples=many",
         ("--method.samples", "'many'"),
@@ -284,7 +284,7 @@ CONFIGS: dict[str, tuple[str, str, tuple[str, ...]]] = {
     "fraction for a count": ("epochs: 1.5", "--epochs 1.5", ("--epochs", "'1.5'")),
     "switch for a number": ("epochs: true", "--epochs", ("--epochs",)),
     "mapping for a number": ("epochs: {a: 1}", "--epochs.a 1", ("Unrecognized", "--epochs.a")),
-    "unknown choice": ("optimiser: adam", "--optimiser=adam", ("--optimiser", "'adam'", "'adamw'")),
+    "unknown choice": ("optimizer: adam", "--optimizer=adam", ("--optimizer", "'adam'", "'adamw'")),
     "text for a share": ("validation_share: half", "--validation-share=half", ("--validation-share", "'half'")),
     "one size": ("resize: 5", "--resize 5", ("--resize",)),
     "three sizes": ("resize: [1, 2, 3]", "--resize 1 2 3", ("--resize",)),
@@ -296,28 +296,26 @@ CONFIGS: dict[str, tuple[str, str, tuple[str, ...]]] = {
 
 
 @pytest.mark.parametrize("name", CONFIGS)
-def test_settings_of_a_file_are_checked_as_flags_are(
-    name: str, refused: Refused, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_settings_of_a_file_are_checked_as_flags(name: str, refused: Refused, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Loop, "run", must_not_train)
-    text, flags, told = CONFIGS[name]
+    text, flags, expected = CONFIGS[name]
     Path("a.yaml").write_text(f"{text}\n")
     message = refused("fit", "mean-field", "--data", "toy", "--config", "a.yaml", code=2)
-    box, line, after = message.partition("The settings of a.yaml are read as flags: ")
+    box, line, after = message.partition("The settings of a.yaml were read as flags: ")
     assert line
     assert after == flags
-    expect(box, *told)
+    expect(box, *expected)
     assert not Path("runs").exists()
 
 
-def test_what_a_file_has_no_part_in_is_not_blamed_on_it(refused: Refused) -> None:
+def test_a_wrong_flag_is_not_blamed_on_the_file(refused: Refused) -> None:
     Path("a.yaml").write_text("method: mean-field\n")
     assert "a.yaml" not in refused("fit", "--config", "a.yaml", "--epoch", 3, code=2)
 
 
-# Names in a file that only the data or the network can tell, as on the command line.
+# Unknown names in a file that only the data or the network can show.
 LATER: dict[str, tuple[str, tuple[str, ...]]] = {
-    "unknown data": ("data: didgits", ("'didgits'", "Did you mean digits?")),
+    "unknown data": ("data: didgits", ("'didgits'", "did you mean digits?")),
     "number for data": ("data: 5", ("'5'",)),
     "number for a model": ("data: toy\nmodel: 3", ("'3'", "mlp")),
     "number of options": ("data: toy\nmodel_options: 5", ("model option", "'5'", "NAME=VALUE")),
@@ -328,14 +326,14 @@ LATER: dict[str, tuple[str, tuple[str, ...]]] = {
 
 
 @pytest.mark.parametrize("name", LATER)
-def test_names_in_a_file_that_are_not_there_are_told(name: str, refused: Refused) -> None:
-    text, told = LATER[name]
+def test_unknown_names_in_a_file(name: str, refused: Refused) -> None:
+    text, expected = LATER[name]
     Path("a.yaml").write_text(f"{text}\n")
-    expect(refused("fit", "mean-field", "--config", "a.yaml"), *told)
+    expect(refused("fit", "mean-field", "--config", "a.yaml"), *expected)
     assert not Path("runs").exists()
 
 
-def test_a_config_file_that_cannot_be_read_is_told(refused: Refused) -> None:
+def test_a_config_file_that_cannot_be_read(refused: Refused) -> None:
     expect(refused("fit", "mean-field", "--config", "no.yaml", code=2), "no.yaml", "check the path")
     expect(refused("compare", "--config", "no.yaml", code=2), "no.yaml", "check the path")
     expect(refused("fit", "mean-field", "--config", ".", code=2), "directory")
@@ -345,12 +343,12 @@ def test_a_config_file_that_cannot_be_read_is_told(refused: Refused) -> None:
 
 
 @pytest.mark.parametrize("methods", ["deterministic", "[]", "[1]", "3", "{ensemble: 2}", ""])
-def test_methods_of_a_file_that_are_no_list_of_names_are_told(methods: str, refused: Refused) -> None:
+def test_methods_of_a_file_must_be_a_list_of_names(methods: str, refused: Refused) -> None:
     Path("a.yaml").write_text(f"methods: {methods}\n")
     expect(refused("compare", "--data", "toy", "--config", "a.yaml", code=2), "`methods`", "list")
 
 
-def test_methods_of_a_file_are_checked_as_those_of_the_command_line(refused: Refused) -> None:
+def test_methods_of_a_file_are_checked_as_on_the_command_line(refused: Refused) -> None:
     Path("a.yaml").write_text("methods: [deterministic, 'mean-field:sample=3']\n")
     expect(refused("compare", "--data", "toy", "--config", "a.yaml", code=2), "'sample'", "did you mean samples?")
     Path("a.yaml").write_text("methods: [ensembl]\n")
@@ -358,7 +356,7 @@ def test_methods_of_a_file_are_checked_as_those_of_the_command_line(refused: Ref
 
 
 @pytest.mark.parametrize("line", ["quiet: ensemble", "epochs: [1, ensemble]"])
-def test_a_value_that_is_too_much_is_not_taken_for_a_method(
+def test_a_superfluous_value_is_not_taken_for_a_method(
     line: str, refused: Refused, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(Loop, "run", must_not_train)
@@ -369,7 +367,7 @@ def test_a_value_that_is_too_much_is_not_taken_for_a_method(
 # -- data -------------------------------------------------------------------------------------------------------------
 
 
-def test_data_that_is_not_there_is_told(refused: Refused) -> None:
+def test_missing_data(refused: Refused) -> None:
     expect(refused("fit", "mean-field", "--data", "mnist"), "LEANBAYES_DATA", "MNIST/raw/train-images-idx3-ubyte")
     expect(refused("fit", "mean-field", "--data", "cifar10", "--root", "no"), "no", "cifar-10-batches-py")
     expect(refused("fit", "mean-field", "--data", "no.csv"), "no.csv", "check the path")
@@ -377,11 +375,11 @@ def test_data_that_is_not_there_is_told(refused: Refused) -> None:
 
 
 @pytest.mark.parametrize("words", [("--data", "mnist"), ("--data", "mnist", "--root", ".")], ids=str)
-def test_where_data_lies_is_told_by_the_name_of_the_flag(words: tuple[str, ...], refused: Refused) -> None:
+def test_missing_data_suggest_the_root_flag(words: tuple[str, ...], refused: Refused) -> None:
     expect(refused("fit", "mean-field", *words), "--root")
 
 
-def test_damaged_data_is_told(refused: Refused) -> None:
+def test_damaged_data(refused: Refused) -> None:
     folder = Path("MNIST/raw")
     folder.mkdir(parents=True)
     for name in ("train-images-idx3-ubyte", "train-labels-idx1-ubyte"):
@@ -395,13 +393,13 @@ def test_damaged_data_is_told(refused: Refused) -> None:
     expect(refused("fit", "mean-field", "--data", "notes"), "notes", "csv:FILE")
 
 
-def test_sizes_are_for_folders_of_pictures(refused: Refused) -> None:
+def test_resize_is_for_folders_of_images(refused: Refused) -> None:
     expect(refused("fit", "mean-field", *TOY, "--resize", 8, 8), "resize", "toy")
 
 
 @pytest.fixture
 def only_training(tmp_path: Path) -> tuple[object, ...]:
-    """Pictures without any for testing."""
+    """Images without a test split."""
     for name in ("cat", "dog"):
         (tmp_path / "pets" / "train" / name).mkdir(parents=True)
         for number in range(4):
@@ -412,7 +410,7 @@ def only_training(tmp_path: Path) -> tuple[object, ...]:
     return words
 
 
-def test_a_test_of_data_that_has_none_is_told(only_training: tuple[object, ...], refused: Refused) -> None:
+def test_data_without_a_test_split(only_training: tuple[object, ...], refused: Refused) -> None:
     assert main([str(word) for word in ("fit", "deterministic", *only_training, "--out", "run")]) == 0
     expect(refused("evaluate", "run"), "pets", "no test data")
     expect(refused("report", "run"), "pets", "no test data")
@@ -430,14 +428,16 @@ def test_a_comparison_without_test_data_is_refused_before_any_training(
 
 @pytest.mark.parametrize("more", [(), ("--overwrite",)], ids=str)
 @pytest.mark.parametrize("out", ["file", "file/run", "/proc/run"])
-def test_a_folder_that_cannot_be_written_is_told(out: str, more: tuple[str, ...], refused: Refused) -> None:
+def test_a_folder_that_cannot_be_written(out: str, more: tuple[str, ...], refused: Refused) -> None:
     Path("file").write_text("mine")
-    expect(refused("fit", "deterministic", *TOY, "--out", out, *more), "Cannot write", out)
+    reason = "Cannot write" if out.startswith("/proc") else "is a file: give a folder"
+    expect(refused("fit", "deterministic", *TOY, "--out", out, *more), reason, out.partition("/run")[0])
     assert Path("file").read_text() == "mine"
 
 
-def test_a_file_of_figures_that_cannot_be_written_is_told(refused: Refused, monkeypatch: pytest.MonkeyPatch) -> None:
-    # It is found out before the work.
+def test_result_files_that_cannot_be_written_are_reported_before_the_work(
+    refused: Refused, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(Loop, "run", must_not_train)
     expect(refused("compare", "deterministic", *TOY, "--out", "a", "--json", "/proc/a.json"), "Cannot write", "/proc")
     expect(refused("compare", "deterministic", *TOY, "--out", "/proc/a"), "Cannot write", "/proc/a")
@@ -445,16 +445,16 @@ def test_a_file_of_figures_that_cannot_be_written_is_told(refused: Refused, monk
     expect(refused("compare", "deterministic", *TOY, "--out", "b"), "b/report.html is a folder")
 
 
-def test_another_run_in_the_folder_is_told(refused: Refused, run: Path) -> None:
+def test_another_run_in_the_folder(refused: Refused, run: Path) -> None:
     words = ("fit", "mean-field", *TOY, "--model-options", "hidden=[4]", "--method.samples", 2, "--out", run)
     expect(refused(*words, "--lr", 0.5), "lr=0.01", "0.5", "--overwrite")
     before = (run / "model.safetensors").stat().st_mtime_ns
-    told = refused(*words, "--seed", 7)
-    expect(told, "seed=0", "7")
+    message = refused(*words, "--seed", 7)
+    expect(message, "seed=0", "7")
     assert (run / "model.safetensors").stat().st_mtime_ns == before
 
 
-def test_a_folder_without_a_run_is_told(refused: Refused) -> None:
+def test_a_folder_without_a_run(refused: Refused) -> None:
     Path("empty").mkdir()
     Path("file").touch()
     for place in ("empty", "file", "nowhere"):
@@ -465,7 +465,7 @@ def test_a_folder_without_a_run_is_told(refused: Refused) -> None:
     expect(refused("info", "nowhere"), "nowhere", "check the path")
 
 
-def test_an_unfinished_run_is_told(refused: Refused, run: Path) -> None:
+def test_an_unfinished_run(refused: Refused, run: Path) -> None:
     for status in ("running", "failed: The loss is nan."):
         record = read_record(run)
         (run / "run.json").write_text(json.dumps({**record, "status": status}))
@@ -473,7 +473,7 @@ def test_an_unfinished_run_is_told(refused: Refused, run: Path) -> None:
             expect(refused(*words), "not finished", status, "fit")
 
 
-def test_a_run_from_python_is_told(refused: Refused) -> None:
+def test_a_run_from_python(refused: Refused) -> None:
     data = TensorDataset(torch.randn(40, 2), torch.randn(40, 1))
     fit(nn.Linear(2, 1), lb.Deterministic(), data, out="run", epochs=1, progress=False)
     for words in (("evaluate", "run"), ("calibrate", "run"), ("predict", "run", "a.png")):
@@ -494,17 +494,17 @@ DAMAGES: dict[str, tuple[Callable[[dict[str, Any]], Any], tuple[str, ...]]] = {
 
 
 @pytest.mark.parametrize("name", DAMAGES)
-def test_a_damaged_record_is_told(name: str, refused: Refused, run: Path) -> None:
+def test_a_damaged_record(name: str, refused: Refused, run: Path) -> None:
     record = read_record(run)
-    damage, told = DAMAGES[name]
+    damage, expected = DAMAGES[name]
     damage(record)
     (run / "run.json").write_text(json.dumps(record))
-    expect(refused("evaluate", run), *told)
-    expect(refused("predict", run, "a.png"), *told)
+    expect(refused("evaluate", run), *expected)
+    expect(refused("predict", run, "a.png"), *expected)
 
 
 @pytest.mark.parametrize("part", ["status", "config", "scores", "costs", "versions", "machine", "history"])
-def test_a_record_without_one_of_its_parts_is_told(part: str, refused: Refused, run: Path) -> None:
+def test_a_record_without_one_of_its_parts(part: str, refused: Refused, run: Path) -> None:
     record = read_record(run)
     del record[part]
     (run / "run.json").write_text(json.dumps(record))
@@ -517,13 +517,13 @@ def test_a_record_without_one_of_its_parts_is_told(part: str, refused: Refused, 
 
 @pytest.mark.parametrize("content", [b"", b"{", b"[]", b"\xff\xfe", b'"text"', b"null"], ids=str)
 @pytest.mark.parametrize("command", ["evaluate", "info", "fit"])
-def test_a_record_that_is_no_record_is_told(command: str, content: bytes, refused: Refused, run: Path) -> None:
+def test_a_file_that_is_not_a_record(command: str, content: bytes, refused: Refused, run: Path) -> None:
     (run / "run.json").write_bytes(content)
     words = ("fit", "mean-field", *TOY, "--out", run) if command == "fit" else (command, run)
     expect(refused(*words), "run.json", "damaged")
 
 
-def test_a_model_file_that_is_spoilt_is_told(refused: Refused, run: Path) -> None:
+def test_a_damaged_model_file(refused: Refused, run: Path) -> None:
     path = run / "model.safetensors"
     path.write_bytes(path.read_bytes()[:-10])
     for words in (("evaluate", run), ("info", run), ("info", path)):
@@ -532,35 +532,35 @@ def test_a_model_file_that_is_spoilt_is_told(refused: Refused, run: Path) -> Non
     expect(refused("evaluate", run), "no file", "model.safetensors")
 
 
-def test_a_foreign_file_is_told(refused: Refused) -> None:
+def test_a_foreign_file(refused: Refused) -> None:
     save_file({"a": torch.zeros(2)}, "foreign.safetensors")
     expect(refused("info", "foreign.safetensors"), "foreign.safetensors", "not one that leanbayes saved")
     Path("text").write_text("hello")
-    expect(refused("info", "text"), "no safetensors file")
+    expect(refused("info", "text"), "not a safetensors file")
 
 
-# -- pictures ---------------------------------------------------------------------------------------------------------
+# -- images -----------------------------------------------------------------------------------------------------------
 
 
-def test_pictures_of_a_run_on_tables_are_refused(refused: Refused, trained: Path) -> None:
+def test_a_run_on_tables_takes_no_images(refused: Refused, trained: Path) -> None:
     Image.fromarray(np.zeros((8, 8), np.uint8)).save("a.png")
-    expect(refused("predict", trained, "a.png"), "a table", "not pictures")
+    expect(refused("predict", trained, "a.png"), "a table", "not images")
 
 
-def test_a_table_that_does_not_fit_the_run_is_told(refused: Refused, trained: Path) -> None:
+def test_a_table_that_does_not_fit_the_run(refused: Refused, trained: Path) -> None:
     Path("a.csv").write_text("1,2\n3,4\n")
     expect(refused("predict", trained, "a.csv"), "a.csv", "2 columns", "the 1 inputs")
     expect(refused("predict", trained, "b.csv"), "no table", "b.csv")
 
 
-def test_a_file_that_is_no_picture_is_told(
+def test_a_file_that_is_not_an_image(
     refused: Refused, only_training: tuple[object, ...], capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main([str(word) for word in ("fit", "deterministic", *only_training, "--out", "run")]) == 0
     Image.fromarray(np.zeros((8, 8), np.uint8)).save("good.png")
-    expect(refused("predict", "run", code=2), "No picture", "at least one")
+    expect(refused("predict", "run", code=2), "nothing to predict", "at least one")
     expect(refused("predict", "run", "good.png", "no.png"), "no.png", "check the path")
-    expect(refused("predict", "run", "."), "picture")
+    expect(refused("predict", "run", "."), "image")
     Path("text.png").write_text("hello")
     expect(refused("predict", "run", "text.png"), "text.png", "damaged or of another format")
     Image.fromarray(np.random.default_rng(0).integers(0, 256, (32, 32), dtype=np.uint8)).save("half.png")
@@ -569,26 +569,26 @@ def test_a_file_that_is_no_picture_is_told(
     expect(refused("predict", "run", "good.png", "--samples", 0), "samples=0")
 
 
-# -- stopping, and what is not installed ------------------------------------------------------------------------------
+# -- interruptions and missing packages -------------------------------------------------------------------------------
 
 
 def stop(*args: Any, **kwargs: Any) -> Any:
     raise KeyboardInterrupt
 
 
-def test_ctrl_c_gives_130_and_a_sentence(refused: Refused, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ctrl_c_gives_code_130_and_one_sentence(refused: Refused, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Loop, "run", stop)
     assert refused("fit", "mean-field", *TOY, "--out", "run", code=130) == "leanbayes: Stopped.\n"
 
 
-def test_ctrl_c_promises_no_checkpoint_where_nothing_is_trained(
+def test_ctrl_c_promises_no_checkpoint_without_training(
     refused: Refused, trained: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("leanbayes.cli.evaluate.score", stop)
     assert refused("evaluate", trained, code=130) == "leanbayes: Stopped.\n"
 
 
-def test_the_command_line_tells_what_to_install() -> None:
+def test_the_command_line_says_what_to_install() -> None:
     script = """if True:
         import sys
         from leanbayes.cli import main
@@ -600,13 +600,15 @@ def test_the_command_line_tells_what_to_install() -> None:
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
     assert done.stdout == "1\n1\n"
     for module, line in zip(("tyro", "accelerate"), done.stderr.splitlines(), strict=True):
-        expect(line, "leanbayes: ", module, "pip install 'leanbayes[cli]'")
+        expect(line, "leanbayes: ", module, "pip install '.[cli]'")
 
 
 @pytest.mark.parametrize("module", ["sklearn.datasets", "yaml", "torch.utils.tensorboard"])
-def test_a_part_that_is_not_installed_is_told(module: str, refused: Refused, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_optional_package_that_is_not_installed(
+    module: str, refused: Refused, monkeypatch: pytest.MonkeyPatch
+) -> None:
     Path("a.yaml").write_text("epochs: 1\n")
     for name in (module, *(name for name in list(sys.modules) if name.startswith(f"{module}."))):
         monkeypatch.setitem(sys.modules, name, None)
     data = "digits" if module == "sklearn.datasets" else "toy"
-    expect(refused("fit", "deterministic", "--data", data, "--quiet", "--config", "a.yaml"), "pip install 'leanbayes[")
+    expect(refused("fit", "deterministic", "--data", data, "--quiet", "--config", "a.yaml"), "pip install '.[")

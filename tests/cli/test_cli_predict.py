@@ -1,4 +1,4 @@
-"""`leanbayes predict`: pictures and rows of tables."""
+"""`leanbayes predict`: images and rows of tables."""
 
 import json
 import math
@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from cli_cases import RANDOM, Cli, load_run, picture
+from cli_cases import RANDOM, Cli, load_run, write_image
 from PIL import Image
 
 import leanbayes as lb
@@ -25,23 +25,23 @@ def check_row(row: dict[str, Any], classes: int) -> None:
     [("a.png", (8, 8)), ("a.png", (9, 30, 3)), ("a.jpg", (40, 20, 3)), ("a.jpeg", (8, 8)), ("a.png", (5, 5, 4))],
     ids=str,
 )
-def test_any_picture_is_predicted(name: str, shape: tuple[int, ...], cli: Cli, digits: Path) -> None:
-    (row,) = json.loads(cli("predict", digits, picture(Path(name), *shape), "--json").out)
+def test_images_of_any_size_are_predicted(name: str, shape: tuple[int, ...], cli: Cli, digits: Path) -> None:
+    (row,) = json.loads(cli("predict", digits, write_image(Path(name), *shape), "--json").out)
     assert row["label"] in list("0123456789")
     check_row(row, 10)
 
 
-def test_a_picture_is_predicted_as_the_library_does(cli: Cli, digits: Path) -> None:
+def test_predictions_equal_those_of_predict(cli: Cli, digits: Path) -> None:
     data = load("digits")
     assert isinstance(data.test, ArrayDataset)
     files = [Path(f"{number}.png") for number in range(4)]
     for number, path in enumerate(files):
         Image.fromarray(data.test.x[number, 0].numpy()).save(path)
     rows = json.loads(cli("predict", digits, *files, "--json").out)
-    bnn, normalise = load_run(digits), data.normalise
-    assert normalise is not None
+    bnn, normalize = load_run(digits), data.normalize
+    assert normalize is not None
     for number, row in enumerate(rows):
-        x = normalise(data.test.x[number : number + 1])
+        x = normalize(data.test.x[number : number + 1])
         expected = bnn.predict(x, generator=torch.Generator().manual_seed(0))
         assert isinstance(expected, lb.ClassPrediction)
         assert row["label"] == str(int(expected.label))
@@ -50,17 +50,17 @@ def test_a_picture_is_predicted_as_the_library_does(cli: Cli, digits: Path) -> N
         check_row(row, 10)
 
 
-def test_draws_of_a_prediction_follow_the_seed(cli: Cli, digits: Path) -> None:
-    path = picture(Path("a.png"), 8, 8)
+def test_samples_follow_the_seed(cli: Cli, digits: Path) -> None:
+    path = write_image(Path("a.png"), 8, 8)
     same = {cli("predict", digits, path, "--json", "--seed", 4).out for _ in range(2)}
     assert len(same) == 1
     assert cli("predict", digits, path, "--json", "--seed", 5).out not in same
     (row,) = json.loads(cli("predict", digits, path, "--json", "--samples", 1).out)
-    assert row["epistemic_uncertainty"] == pytest.approx(0, abs=1e-6)  # one draw cannot disagree with itself
+    assert row["epistemic_uncertainty"] == pytest.approx(0, abs=1e-6)  # one sample cannot disagree with itself
 
 
 def test_one_pass_needs_no_seed(cli: Cli, digits: Path) -> None:
-    path = picture(Path("a.png"), 8, 8)
+    path = write_image(Path("a.png"), 8, 8)
     texts = {cli("predict", digits, path, "--json", "--rule", "moments", "--seed", seed).out for seed in (0, 1)}
     assert len(texts) == 1
     (row,) = json.loads(texts.pop())
@@ -68,28 +68,28 @@ def test_one_pass_needs_no_seed(cli: Cli, digits: Path) -> None:
     assert row["epistemic_uncertainty"] > 0
 
 
-def test_the_table_of_predictions_has_a_line_a_picture(cli: Cli, digits: Path) -> None:
-    files = [picture(Path(name), 8, 8) for name in ("one.png", "two.png")]
+def test_the_table_has_one_line_per_image(cli: Cli, digits: Path) -> None:
+    files = [write_image(Path(name), 8, 8) for name in ("one.png", "two.png")]
     rows = json.loads(cli("predict", digits, *files, "--json").out)
     above, head, *lines = cli("predict", digits, *files).out.splitlines()
     assert above.split() == ["total", "epistemic"]
     assert head.split() == ["image", "label", "probability", "uncertainty", "uncertainty"]
     for line, row in zip(lines, rows, strict=True):
-        image, label, *figures = line.split()
+        image, label, *values = line.split()
         assert (image, label) == (row["image"], row["label"])
         shown = [f"{row[key]:.3f}" for key in ("probability", "total_uncertainty", "epistemic_uncertainty")]
-        assert figures == shown
+        assert values == shown
 
 
 @pytest.mark.parametrize(
     "name",
     [
         "a folder with a long name/in a folder with a long name/in a folder with a long name/a.png",
-        "cat[bold].png",  # what looks like markup
+        "cat[bold].png",  # it looks like markup
     ],
 )
-def test_a_file_is_named_in_full(name: str, cli: Cli, digits: Path) -> None:
-    assert name in cli("predict", digits, picture(Path(name), 8, 8)).out
+def test_file_names_are_printed_in_full(name: str, cli: Cli, digits: Path) -> None:
+    assert name in cli("predict", digits, write_image(Path(name), 8, 8)).out
 
 
 def test_rows_of_a_table_are_predicted_in_the_unit_of_the_target(cli: Cli) -> None:
@@ -101,6 +101,6 @@ def test_rows_of_a_table_are_predicted_in_the_unit_of_the_target(cli: Cli) -> No
     found = json.loads(cli("predict", "run", "new.csv", "--json").out)
     assert [row["row"] for row in found] == [1, 2, 3, 4, 5]
     for row, truth in zip(found, table[:, 2], strict=False):
-        assert abs(row["mean"] - truth) < 15  # of a spread of 32
+        assert abs(row["mean"] - truth) < 15  # the std of the targets is 32
         assert 0 < row["epistemic_std"] <= row["std"] < 32
     assert len(cli("predict", "run", "new.csv").out.splitlines()) == 7

@@ -1,4 +1,4 @@
-"""`leanbayes report`: one HTML file on runs that are there, and what cannot be brought together is told at once."""
+"""`leanbayes report`: one HTML file about trained runs, and early errors for runs that do not belong together."""
 
 import json
 import re
@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from cli_cases import LOOK, TINY, TOY, Cli, must_not_train
+from cli_cases import EVALUATION, TINY, TOY, Cli, must_not_train
 from data_cases import write_svhn
 from torch import nn
 from torch.utils.data import TensorDataset
@@ -37,7 +37,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def numbers(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A run on pictures of classes."""
+    """A run on images of digits."""
     folder = tmp_path_factory.mktemp("numbers") / "run"
     assert main([str(word) for word in ("fit", "deterministic", *DIGITS, "--out", folder)]) == 0
     return folder
@@ -45,7 +45,7 @@ def numbers(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def documents(monkeypatch: pytest.MonkeyPatch) -> list[Document]:
-    """What was written, before it became a page."""
+    """The documents of the reports."""
     found: list[Document] = []
 
     def keep(document: Document, path: Path) -> None:
@@ -57,47 +57,50 @@ def documents(monkeypatch: pytest.MonkeyPatch) -> list[Document]:
 
 
 @pytest.fixture
-def nothing_is_done(monkeypatch: pytest.MonkeyPatch) -> None:
-    def must_not_look(*args: Any, **kwargs: Any) -> Any:
-        raise AssertionError("it looks at a run")
+def no_work(monkeypatch: pytest.MonkeyPatch) -> None:
+    def must_not_evaluate(*args: Any, **kwargs: Any) -> Any:
+        raise AssertionError("it evaluates a run")
 
-    monkeypatch.setattr("leanbayes.cli.looking.assessed", must_not_look)
+    monkeypatch.setattr("leanbayes.cli.evaluations.evaluated", must_not_evaluate)
     monkeypatch.setattr(Loop, "run", must_not_train)
 
 
 def refused(cli: Cli, *words: object, code: int = 1) -> str:
-    """The sentence that a command is refused with, before any work."""
-    told = cli("report", *words, code=code)
-    assert told.out == ""
-    assert re.fullmatch(r"leanbayes: [^\n]+[.?]\n", told.err), told.err
-    return told.err
+    """Return the sentence of a report that is refused before any work."""
+    output = cli("report", *words, code=code)
+    assert output.out == ""
+    assert re.fullmatch(r"leanbayes: [^\n]+[.?]\n", output.err), output.err
+    return output.err
 
 
-# -- what is reported -------------------------------------------------------------------------------------------------
+# -- reports ----------------------------------------------------------------------------------------------------------
 
 
-def test_one_run_is_reported_and_what_was_found_is_kept(cli: Cli, runs: Path, documents: list[Document]) -> None:
+def test_one_run_is_reported_and_its_evaluation_is_stored(cli: Cli, runs: Path, documents: list[Document]) -> None:
     shutil.copytree(runs / "deterministic-0", "run")
-    Path("run/assessment.json").unlink()
-    told = cli("report", "run", *LOOK, "--quiet")
-    assert told == (0, "The report is in report.html: open it in a browser.\n", "")
+    Path("run/evaluation.json").unlink()
+    output = cli("report", "run", *EVALUATION, "--quiet")
+    assert output == (0, "The report is in report.html: open it in a browser.\n", "")
     (document,) = documents
     assert document.methods == ("deterministic",)
     assert document.title == "toy, mlp"
-    assert document.facts["command"] == "leanbayes report run --look.shifts noise --look.shift-examples 20 --quiet"
+    assert (
+        document.facts["command"]
+        == "leanbayes report run --evaluation.shifts noise --evaluation.shift-examples 20 --quiet"
+    )
     (row,) = document.table.rows
-    kept = json.loads(Path("run/assessment.json").read_text())
-    assert row.cells["rmse"].mean == kept["scores"]["rmse"]
+    stored = json.loads(Path("run/evaluation.json").read_text())
+    assert row.cells["rmse"].mean == stored["scores"]["rmse"]
     assert row.cells["epoch_ms"].mean == pytest.approx(1e3 * read_record("run")["costs"]["epoch_seconds"][0])
 
 
-@pytest.mark.usefixtures("nothing_is_done")
-def test_a_look_that_is_kept_is_not_taken_again(cli: Cli, runs: Path, documents: list[Document]) -> None:
-    cli("report", runs, *LOOK, "--out", "a.html")
-    cli("report", *runs.glob("*-?"), *LOOK, "--out", "b.html")
+@pytest.mark.usefixtures("no_work")
+def test_a_stored_evaluation_is_not_repeated(cli: Cli, runs: Path, documents: list[Document]) -> None:
+    cli("report", runs, *EVALUATION, "--out", "a.html")
+    cli("report", *runs.glob("*-?"), *EVALUATION, "--out", "b.html")
     first = documents[0]
-    assert first.methods == ("deterministic", "mean-field:samples=2")  # in the order of the folders' names
-    cells = [{row.name: str(row.cells) for row in one.table.rows} for one in documents]  # nan is not itself
+    assert first.methods == ("deterministic", "mean-field:samples=2")  # in the order of the folder names
+    cells = [{row.name: str(row.cells) for row in one.table.rows} for one in documents]  # NaN does not equal itself
     assert cells[0] == cells[1]
     assert first.subtitle == "2 methods, 2 seeds, 100 test examples"
     for row in first.table.rows:
@@ -105,24 +108,24 @@ def test_a_look_that_is_kept_is_not_taken_again(cli: Cli, runs: Path, documents:
         assert row.cells["rmse"].low < row.cells["rmse"].mean < row.cells["rmse"].high
 
 
-@pytest.mark.usefixtures("nothing_is_done")
-def test_a_report_takes_the_look_that_there_is(cli: Cli, runs: Path, documents: list[Document]) -> None:
-    before = {path: path.read_bytes() for path in runs.glob("*/assessment.json")}
+@pytest.mark.usefixtures("no_work")
+def test_a_report_uses_the_stored_evaluation_whatever_its_settings(
+    cli: Cli, runs: Path, documents: list[Document]
+) -> None:
+    before = {path: path.read_bytes() for path in runs.glob("*/evaluation.json")}
     cli("report", runs)
     assert documents[0].facts["test examples"] == "100; under shift 20"
-    assert {path: path.read_bytes() for path in runs.glob("*/assessment.json")} == before
+    assert {path: path.read_bytes() for path in runs.glob("*/evaluation.json")} == before
 
 
-def test_another_look_is_taken_where_it_is_asked_for_or_the_data_are_others(
-    cli: Cli, documents: list[Document]
-) -> None:
+def test_other_settings_or_other_data_give_a_new_evaluation(cli: Cli, documents: list[Document]) -> None:
     table = Path("a.csv")
     values = np.random.default_rng(0).normal(size=(60, 3))
     np.savetxt(table, values, delimiter=",")
     cli("fit", "deterministic", "--data", table, "--epochs", 1, "--quiet", "--out", "run")
-    cli("report", "run", *LOOK, "--quiet")
+    cli("report", "run", *EVALUATION, "--quiet")
     cli("report", "run", "--quiet")
-    cli("report", "run", "--look.shift-examples", 3, "--look.shifts", "noise", "--quiet")
+    cli("report", "run", "--evaluation.shift-examples", 3, "--evaluation.shifts", "noise", "--quiet")
     found = [one.facts["test examples"].partition("; ")[2] for one in documents]
     assert found == ["under shift 6", "under shift 6", "under shift 3"]
     values[:, 2] *= 5  # other targets
@@ -132,17 +135,17 @@ def test_another_look_is_taken_where_it_is_asked_for_or_the_data_are_others(
     assert rmse[0] == rmse[1] == rmse[2] != rmse[3]
 
 
-def test_data_of_another_kind_that_come_later_are_seen(
+def test_ood_data_that_become_available_are_used(
     cli: Cli, numbers: Path, documents: list[Document], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     shutil.copytree(numbers, "run")
-    monkeypatch.setattr("leanbayes.cli.looking.OOD", {"digits": ("mnist", "letters")})
-    look = ("--look.shifts", "labels", "--look.no-pruning", "--look.ood-examples", 30, "--quiet")
-    cli("report", "run", *look)
+    monkeypatch.setattr("leanbayes.cli.evaluations.ood_partners", {"digits": ("mnist", "letters")}.get)
+    settings = ("--evaluation.shifts", "labels", "--evaluation.no-pruning", "--evaluation.ood-examples", 30, "--quiet")
+    cli("report", "run", *settings)
     assert "mnist" in documents[0].facts["left out"]
-    # Files of other images of that size stand for it.
-    monkeypatch.setattr("leanbayes.cli.looking.read_images", lambda name, *args: read_images("letters", "test"))
-    cli("report", "run", *look)
+    # Other images of the same size replace it.
+    monkeypatch.setattr("leanbayes.cli.evaluations.read_images", lambda name, *args: read_images("letters", "test"))
+    cli("report", "run", *settings)
     keys = [{column.key for column in one.table.columns if "ood:" in column.key} for one in documents]
     assert keys == [
         {"ood:letters", "ood:rotated", "ood:noisy"},
@@ -151,30 +154,30 @@ def test_data_of_another_kind_that_come_later_are_seen(
     assert "left out" not in documents[1].facts
 
 
-@pytest.mark.usefixtures("nothing_is_done")
-def test_the_page_needs_nothing_else_and_is_of_this_comparison(cli: Cli, runs: Path) -> None:
-    cli("report", runs, *LOOK)
+@pytest.mark.usefixtures("no_work")
+def test_the_page_loads_nothing_else(cli: Cli, runs: Path) -> None:
+    cli("report", runs, *EVALUATION)
     page = Path("report.html").read_text()
     links = set(re.findall(r"""https?://[^\s"'<>)]*""", page))
-    assert links <= {"http://www.w3.org/2000/svg"}  # a name, which nothing is loaded from
+    assert links <= {"http://www.w3.org/2000/svg"}  # a namespace, from which nothing is loaded
     assert not re.search(r"""\b(src|href)=["'](?!data:|#)|@import|url\((?!["']?(data:|#))""", page)
     assert "mean-field:<wbr>samples=2" in page
-    assert str(runs) not in page  # whose machine it was
-    assert "leanbayes report a --look.shifts noise" in page
+    assert str(runs) not in page  # a folder of this machine
+    assert "leanbayes report a --evaluation.shifts noise" in page
 
 
-@pytest.mark.usefixtures("nothing_is_done")
-def test_titles_and_commands_are_shown_as_they_are(cli: Cli, runs: Path) -> None:
+@pytest.mark.usefixtures("no_work")
+def test_titles_and_commands_are_escaped(cli: Cli, runs: Path) -> None:
     title = """<script>alert("1")</script> & <b>'bold'</b>"""
-    cli("report", runs, *LOOK, "--title", title)
+    cli("report", runs, *EVALUATION, "--title", title)
     page = Path("report.html").read_text()
     assert "<script>alert" not in page
     assert "<b>'bold'" not in page
     assert page.count("&lt;script&gt;alert(&#34;1&#34;)&lt;/script&gt; &amp; &lt;b&gt;&#39;bold&#39;&lt;/b&gt;") >= 2
 
 
-def test_a_regression_has_a_report_of_its_own(cli: Cli, runs: Path, documents: list[Document]) -> None:
-    cli("report", runs, *LOOK, "--quiet")
+def test_the_report_of_a_regression(cli: Cli, runs: Path, documents: list[Document]) -> None:
+    cli("report", runs, *EVALUATION, "--quiet")
     (document,) = documents
     found = {section.id for section in document.sections}
     assert {"shift", "weights"} <= found
@@ -183,48 +186,48 @@ def test_a_regression_has_a_report_of_its_own(cli: Cli, runs: Path, documents: l
     assert {"rmse", "crps", "coverage_95"} <= {column.key for column in document.table.columns}
 
 
-def test_pictures_of_classes_have_a_report_of_their_own(cli: Cli, numbers: Path, documents: list[Document]) -> None:
-    words = ("--look.shifts", "noise", "labels", "--look.shift-examples", 20, "--ood", "rotated", "--quiet")
+def test_the_report_of_an_image_classifier(cli: Cli, numbers: Path, documents: list[Document]) -> None:
+    words = ("--evaluation.shifts", "noise", "labels", "--evaluation.shift-examples", 20, "--ood", "rotated", "--quiet")
     cli("report", numbers, *words)
     (document,) = documents
     found = [section.id for section in document.sections]
     assert {"calibration", "selective", "shift", "ood", "weights"} <= {*found}
     assert "segmentation" not in found
-    mistakes, unsure = document.galleries
-    assert (mistakes.title, unsure.title) == ("Surest mistakes", "Least sure answers")
-    assert len(mistakes.pictures) == len(unsure.pictures) == 12
+    mistakes, uncertain = document.galleries
+    assert (mistakes.title, uncertain.title) == ("Most confident mistakes", "Most uncertain predictions")
+    assert len(mistakes.images) == len(uncertain.images) == 12
     assert {"accuracy", "ood:rotated"} <= {column.key for column in document.table.columns}
     assert Path("report.html").read_text().count("data:image/png;base64,") == 24
 
 
-def test_a_segmentation_has_a_report_of_its_own(cli: Cli, scenes: Path, documents: list[Document]) -> None:
+def test_the_report_of_a_segmentation(cli: Cli, scenes: Path, documents: list[Document]) -> None:
     words = ("--resize", 16, 16, "--model-options", "width=4", "--workers", 0, "--epochs", 1, "--quiet")
     cli("fit", "deterministic", "--data", scenes, *words, "--out", "run")
-    cli("report", "run", "--look.shifts", "noise", "--look.shift-examples", 2, "--quiet")
+    cli("report", "run", "--evaluation.shifts", "noise", "--evaluation.shift-examples", 2, "--quiet")
     (document,) = documents
     found = {section.id for section in document.sections}
     assert {"calibration", "shift", "segmentation"} <= found
     assert not {"ood", "selective"} & found
     (gallery,) = document.galleries
     assert gallery.title == "Segmentations"
-    assert [len(picture.pngs) for picture in gallery.pictures] == [4] * 4
+    assert [len(image.pngs) for image in gallery.images] == [4] * 4
     assert "miou" in {column.key for column in document.table.columns}
     page = Path("report.html").read_text()
     assert "Segmentations" in page
     assert str(scenes.parent) not in page
 
 
-def test_runs_of_one_method_are_told_apart_by_what_they_differ_in(cli: Cli, documents: list[Document]) -> None:
+def test_runs_of_one_method_are_named_after_their_differences(cli: Cli, documents: list[Document]) -> None:
     for name, words in {
         "a": (),
         "b": ("--seed", 1),
         "c": ("--lr", 0.02, "--clip", 1.0),
-        "d": ("--log-every", 7, "--seed", 2),  # which changes nothing
+        "d": ("--log-every", 7, "--seed", 2),  # it does not change the result
         "e": ("--model-options", "hidden=[3]"),
     }.items():
         cli("fit", "deterministic", *SMALL, *words, "--out", f"runs/{name}")
     cli("fit", "mean-field", *SMALL, "--out", "runs/f")
-    cli("report", "runs", *LOOK, "--quiet")
+    cli("report", "runs", *EVALUATION, "--quiet")
     (document,) = documents
     assert {row.name: row.runs for row in document.table.rows} == {
         "deterministic (lr=0.01, clip=None, hidden=[4])": 3,
@@ -234,39 +237,39 @@ def test_runs_of_one_method_are_told_apart_by_what_they_differ_in(cli: Cli, docu
     }
 
 
-@pytest.mark.usefixtures("nothing_is_done")
-def test_a_run_that_is_named_twice_is_taken_once(cli: Cli, runs: Path, documents: list[Document]) -> None:
-    cli("report", runs, runs / "deterministic-0", runs / "deterministic-0", *LOOK)
+@pytest.mark.usefixtures("no_work")
+def test_a_run_given_twice_is_used_once(cli: Cli, runs: Path, documents: list[Document]) -> None:
+    cli("report", runs, runs / "deterministic-0", runs / "deterministic-0", *EVALUATION)
     assert [row.runs for row in documents[0].table.rows] == [2, 2]
 
 
-def test_another_look_may_be_taken(cli: Cli, runs: Path, documents: list[Document]) -> None:
+def test_the_number_of_samples_can_be_set(cli: Cli, runs: Path, documents: list[Document]) -> None:
     shutil.copytree(runs / "mean-field-samples=2-0", "run")
-    cli("report", "run", *LOOK, "--quiet")
-    cli("report", "run", *LOOK, "--look.samples", 7, "--quiet")
+    cli("report", "run", *EVALUATION, "--quiet")
+    cli("report", "run", *EVALUATION, "--evaluation.samples", 7, "--quiet")
     first, second = (one.table.rows[0].cells["nll"].mean for one in documents)
     assert first != second
-    assert documents[1].facts["draws of a prediction"] == "7"
+    assert documents[1].facts["samples per prediction"] == "7"
 
 
-# -- what cannot be reported, which is told before any work -----------------------------------------------------------
+# -- errors before any work -------------------------------------------------------------------------------------------
 
 
-@pytest.mark.usefixtures("nothing_is_done")
-def test_no_run_is_told(cli: Cli) -> None:
-    assert "No run was given" in refused(cli, code=2)
+@pytest.mark.usefixtures("no_work")
+def test_no_runs(cli: Cli) -> None:
+    assert "The run is missing" in refused(cli, code=2)
     Path("empty").mkdir()
     for place in ("empty", "nowhere"):
         assert f"There is no run in {place}" in refused(cli, place)
 
 
-@pytest.mark.usefixtures("nothing_is_done")
-def test_runs_of_different_data_are_told(cli: Cli, runs: Path, numbers: Path) -> None:
+@pytest.mark.usefixtures("no_work")
+def test_runs_of_different_data(cli: Cli, runs: Path, numbers: Path) -> None:
     assert "trained on digits and toy, which cannot be compared" in refused(cli, runs, numbers)
 
 
-@pytest.mark.usefixtures("nothing_is_done")
-def test_runs_on_different_examples_are_told(cli: Cli, runs: Path) -> None:
+@pytest.mark.usefixtures("no_work")
+def test_runs_on_different_examples(cli: Cli, runs: Path) -> None:
     shutil.copytree(runs, "a")
     path = Path("a/deterministic-0/run.json")
     path.write_text(
@@ -275,13 +278,13 @@ def test_runs_on_different_examples_are_told(cli: Cli, runs: Path) -> None:
     assert "different" in refused(cli, "a")
 
 
-@pytest.mark.usefixtures("nothing_is_done")
-def test_two_runs_of_one_method_and_seed_are_told(cli: Cli, runs: Path) -> None:
+@pytest.mark.usefixtures("no_work")
+def test_two_runs_of_one_method_and_seed(cli: Cli, runs: Path) -> None:
     shutil.copytree(runs / "deterministic-0", "again")
     assert "same method and seed" in refused(cli, runs, "again")
 
 
-SPOILT: dict[str, tuple[Callable[[Path], Any], str]] = {
+DAMAGES: dict[str, tuple[Callable[[Path], Any], str]] = {
     "not finished": (lambda run: edit(run, status="stopped"), "not finished (stopped)"),
     "no record": (lambda run: (run / "run.json").write_text("{"), "damaged"),
     "no model": (lambda run: (run / "model.safetensors").unlink(), "model.safetensors"),
@@ -292,19 +295,19 @@ def edit(run: Path, **changes: Any) -> None:
     (run / "run.json").write_text(json.dumps({**read_record(run), **changes}))
 
 
-@pytest.mark.usefixtures("nothing_is_done")
-@pytest.mark.parametrize("name", SPOILT)
-def test_a_run_that_cannot_be_opened_is_told_whichever_it_is(name: str, cli: Cli, runs: Path) -> None:
-    shutil.copytree(runs, "a", ignore=shutil.ignore_patterns("assessment.json"))
-    spoil, told = SPOILT[name]
-    spoil(Path("a/mean-field-samples=2-1"))  # the last
-    message = refused(cli, "a", *LOOK)
-    assert told in message
+@pytest.mark.usefixtures("no_work")
+@pytest.mark.parametrize("name", DAMAGES)
+def test_a_run_that_cannot_be_opened_is_named(name: str, cli: Cli, runs: Path) -> None:
+    shutil.copytree(runs, "a", ignore=shutil.ignore_patterns("evaluation.json"))
+    damage, expected = DAMAGES[name]
+    damage(Path("a/mean-field-samples=2-1"))  # the last
+    message = refused(cli, "a", *EVALUATION)
+    assert expected in message
     assert "a/mean-field-samples=2-1" in message
 
 
-@pytest.mark.usefixtures("nothing_is_done")
-def test_a_run_from_python_is_told(cli: Cli, runs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.usefixtures("no_work")
+def test_a_run_from_python(cli: Cli, runs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with monkeypatch.context() as patch:
         patch.setattr(Loop, "run", lambda self: None)
         data = TensorDataset(torch.randn(40, 2), torch.randn(40, 1))
@@ -312,8 +315,8 @@ def test_a_run_from_python_is_told(cli: Cli, runs: Path, monkeypatch: pytest.Mon
     assert "lb.load" in refused(cli, runs, "run")
 
 
-@pytest.mark.usefixtures("nothing_is_done")
-def test_a_file_that_cannot_be_written_is_told(cli: Cli, runs: Path) -> None:
+@pytest.mark.usefixtures("no_work")
+def test_a_file_that_cannot_be_written(cli: Cli, runs: Path) -> None:
     assert "Cannot write missing/a.html" in refused(cli, runs, "--out", "missing/a.html")
     assert "Cannot write /proc/a.html" in refused(cli, runs, "--out", "/proc/a.html")
     Path("folder").mkdir()
@@ -325,33 +328,33 @@ def test_a_file_that_cannot_be_written_is_told(cli: Cli, runs: Path) -> None:
     assert {path.name for path in Path().iterdir()} == {"folder", "old.html"}
 
 
-@pytest.mark.usefixtures("nothing_is_done")
-def test_data_of_another_kind_that_do_not_suit_are_told(cli: Cli, runs: Path, numbers: Path) -> None:
+@pytest.mark.usefixtures("no_work")
+def test_unsuitable_ood_data(cli: Cli, runs: Path, numbers: Path) -> None:
     write_svhn(Path("test_32x32.mat"))
-    for words, told in (
-        ((numbers, "--ood", "svnh"), "no data set 'svnh' for --ood: did you mean svhn?"),
-        ((numbers, "--ood", "qqq"), "no data set 'qqq' for --ood: there are digits, "),
-        ((numbers, "--ood", "svhn", "--root", "."), "The images of svhn are 3×32×32, and the network wants 1×8×8"),
+    for words, expected in (
+        ((numbers, "--ood", "svnh"), "no OOD data set 'svnh': did you mean svhn?"),
+        ((numbers, "--ood", "qqq"), "no OOD data set 'qqq': use cifar10, "),
+        ((numbers, "--ood", "svhn", "--root", "."), "The images of svhn are 3×32×32, and the network needs 1×8×8"),
         ((numbers, "--ood", "svhn", "--root", "no"), "svhn was not found in no"),
-        ((runs, "--ood", "svhn", "--root", "."), "images of classes, and toy has none"),
+        ((runs, "--ood", "svhn", "--root", "."), "a classifier of images, and toy is not for one: leave out --ood"),
     ):
-        assert told in refused(cli, *words)
+        assert expected in refused(cli, *words)
 
 
-@pytest.mark.usefixtures("nothing_is_done")
+@pytest.mark.usefixtures("no_work")
 @pytest.mark.parametrize(
-    ("words", "told"),
+    ("words", "expected"),
     [
-        (("--look.shifts", "fog"), ("'fog'", "corruptions, rotation, noise, labels")),
-        (("--look.shift-examples", 0), ("shift_examples=0",)),
-        (("--look.samples", "many"), ("--look.samples", "'many'")),
+        (("--evaluation.shifts", "fog"), ("'fog'", "corruptions, rotation, noise, labels")),
+        (("--evaluation.shift-examples", 0), ("shift_examples=0",)),
+        (("--evaluation.samples", "many"), ("--evaluation.samples", "'many'")),
         (("--titel", "x"), ("--titel", "--title")),
     ],
     ids=str,
 )
-def test_a_look_that_there_is_not_is_told(words: tuple[Any, ...], told: tuple[str, ...], cli: Cli, runs: Path) -> None:
+def test_wrong_flags(words: tuple[Any, ...], expected: tuple[str, ...], cli: Cli, runs: Path) -> None:
     text = cli("report", runs, *words, code=2).err
     plain = " ".join(re.sub(r"[│╭╮╰╯─]", " ", text).split())
-    for word in (*told, "leanbayes report --help"):
+    for word in (*expected, "leanbayes report --help"):
         assert word in plain
     assert not Path("report.html").exists()

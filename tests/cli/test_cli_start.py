@@ -1,19 +1,19 @@
-"""--start: a training that goes out from the model of another run."""
+"""--start: a training that starts from the model of another run."""
 
 import json
 from pathlib import Path
 
 import pytest
 import torch
-from cli_cases import LOOK, TOY, Cli, load_run
+from cli_cases import EVALUATION, TOY, Cli, load_run
 
 import leanbayes as lb
 
-STILL = (*TOY, "--lr", 1e-12, "--scale-lr", 1e-12, "--weight-decay", 0)
+NO_LEARNING = (*TOY, "--lr", 1e-12, "--scale-lr", 1e-12, "--weight-decay", 0)
 
 
-def test_weights_and_spreads_are_those_of_the_run(cli: Cli, toy: Path, tmp_path: Path) -> None:
-    cli("fit", "mean-field", *STILL, "--start", toy, "--out", tmp_path / "b")
+def test_mean_and_std_are_those_of_the_run(cli: Cli, toy: Path, tmp_path: Path) -> None:
+    cli("fit", "mean-field", *NO_LEARNING, "--start", toy, "--out", tmp_path / "b")
     before, after = load_run(toy).posterior, load_run(tmp_path / "b").posterior
     torch.testing.assert_close(after.mean(), before.mean())
     torch.testing.assert_close(after.variance(), before.variance())
@@ -21,35 +21,45 @@ def test_weights_and_spreads_are_those_of_the_run(cli: Cli, toy: Path, tmp_path:
     assert record["config"]["start"]["method"]["type"] == "MeanField"
 
 
-def test_methods_go_out_from_each_other(cli: Cli, toy: Path, tmp_path: Path) -> None:
-    words = ("--method.pretrain-spreads", 0, "--method.components", 8, "--method.minimum", 1)
-    cli("fit", "weight-sharing", *STILL, *words, "--start", toy, "--out", tmp_path / "shared")
+def test_methods_can_start_from_each_other(cli: Cli, toy: Path, tmp_path: Path) -> None:
+    words = ("--method.pretrain-std", 0, "--method.components", 8, "--method.minimum", 1)
+    cli("fit", "weight-sharing", *NO_LEARNING, *words, "--start", toy, "--out", tmp_path / "shared")
     shared = load_run(tmp_path / "shared").posterior.mean()
-    method = lb.WeightSharing(components=8, minimum=1, pretrain_spreads=0)
+    method = lb.WeightSharing(components=8, minimum=1, pretrain_std=0)
     torch.testing.assert_close(shared, lb.bayesianize(load_run(toy), method).posterior.mean())
     assert shared.unique().numel() <= 8
-    cli("compare", "mean-field", "pbn:rate=1,pretrain=0", *STILL, *LOOK, "--start", tmp_path / "shared", "--out", "c")
+    cli(
+        "compare",
+        "mean-field",
+        "pbn:rate=1,pretrain=0",
+        *NO_LEARNING,
+        *EVALUATION,
+        "--start",
+        tmp_path / "shared",
+        "--out",
+        "c",
+    )
     for place in Path("c").glob("*/run.json"):
         torch.testing.assert_close(load_run(place.parent).posterior.mean(), shared)
 
 
-def test_another_start_is_another_run(cli: Cli, toy: Path, tmp_path: Path) -> None:
-    cli("fit", "deterministic", *STILL, "--out", tmp_path / "run")
-    told = cli("fit", "deterministic", *STILL, "--start", toy, "--out", tmp_path / "run", code=1)
-    assert "holds a run with start" in told.err
+def test_a_run_with_another_start_is_another_run(cli: Cli, toy: Path, tmp_path: Path) -> None:
+    cli("fit", "deterministic", *NO_LEARNING, "--out", tmp_path / "run")
+    output = cli("fit", "deterministic", *NO_LEARNING, "--start", toy, "--out", tmp_path / "run", code=1)
+    assert "holds a run with start" in output.err
 
 
 @pytest.mark.parametrize(
-    ("words", "said"),
+    ("words", "message"),
     [
         (("--model-options", "hidden=[4]"), "has the network"),
         (("--validation-share", 0.2), "use --validation-share 0.1"),
         (("--start", "nowhere"), "nowhere"),
     ],
 )
-def test_what_cannot_be_gone_out_from_is_told(
-    cli: Cli, toy: Path, tmp_path: Path, words: tuple[object, ...], said: str
+def test_an_unsuitable_start_is_refused(
+    cli: Cli, toy: Path, tmp_path: Path, words: tuple[object, ...], message: str
 ) -> None:
-    told = cli("fit", "mean-field", *STILL, "--start", toy, *words, "--out", tmp_path / "run", code=1)
-    assert said in told.err
+    output = cli("fit", "mean-field", *NO_LEARNING, "--start", toy, *words, "--out", tmp_path / "run", code=1)
+    assert message in output.err
     assert not (tmp_path / "run").exists()

@@ -1,4 +1,4 @@
-"""Ctrl-C and SIGTERM: the step is finished, a checkpoint written, and the same command goes on."""
+"""Ctrl-C and SIGTERM: the step is finished, a checkpoint is written, and the same command continues."""
 
 import json
 import os
@@ -13,9 +13,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from cli_cases import ENVIRONMENT, TINY, Cli, Told, must_not_train
+from cli_cases import ENVIRONMENT, TINY, Cli, Output, must_not_train
 
-import leanbayes as lb
 from leanbayes.cli import main
 from leanbayes.training import read_record
 from leanbayes.training.loop import Loop
@@ -24,7 +23,7 @@ from leanbayes.training.run import Run
 STOPPED = ("fit", "mean-field", "--data", "toy", "--epochs", 2, "--model-options", "hidden=[8]", "--log-every", 4)
 STEPS = 50
 
-# The program, with a seventh step that lasts until a signal has come.
+# The program, with a seventh step that waits for a signal.
 SLOW = """
 import runpy, sys, time
 from pathlib import Path
@@ -34,9 +33,9 @@ step = Loop._step
 
 def slow(self, parts):
     step(self, parts)
-    if self._run.steps_done == 7:
+    if self._journal.steps_done == 7:
         Path("seventh").touch()
-        while not self._run.stop.came:
+        while not self._stop.received:
             time.sleep(0.01)
 
 Loop._step = slow
@@ -47,7 +46,7 @@ runpy.run_module("leanbayes", run_name="__main__", alter_sys=True)
 
 @pytest.fixture(scope="session")
 def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The same training, not stopped."""
+    """The same training, without interruption."""
     folder = tmp_path_factory.mktemp("whole") / "run"
     assert main([str(word) for word in (*STOPPED, "--quiet", "--out", folder)]) == 0
     return folder
@@ -66,21 +65,21 @@ def assert_same_run(one: Path, other: Path) -> None:
     assert curves[0] == curves[1]
 
 
-def check_stopped(folder: Path, told: Told, step: int) -> None:
-    assert told.code == 130
-    assert told.out == ""
+def check_stopped(folder: Path, output: Output, step: int) -> None:
+    assert output.code == 130
+    assert output.out == ""
     assert re.fullmatch(
         rf"MeanField on toy: 810 examples, [^\n]* in {folder}\n"
-        rf"leanbayes: Stopped at step {step}; the same command goes on from there\.\n",
-        told.err,
-    ), told.err
+        rf"leanbayes: Stopped at step {step}; run the same command again to continue\.\n",
+        output.err,
+    ), output.err
     assert read_record(folder)["status"] == "stopped"
     assert [path.name for path in (folder / "checkpoints").iterdir()] == [f"step-{step:09d}"]
     assert not (folder / "model.safetensors").exists()
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_a_signal_stops_the_program_with_a_checkpoint_and_it_goes_on(
+def test_a_signal_stops_the_program_with_a_checkpoint_and_it_continues(
     number: signal.Signals, cli: Cli, whole: Path
 ) -> None:
     words = [sys.executable, "-c", SLOW, *map(str, STOPPED), "--out", "a"]
@@ -94,14 +93,14 @@ def test_a_signal_stops_the_program_with_a_checkpoint_and_it_goes_on(
         out, err = process.communicate(timeout=60)
     finally:
         process.kill()
-    check_stopped(Path("a"), Told(process.returncode, out, err), 7)
-    told = cli(*STOPPED, "--out", "a")
-    assert told.err.startswith(f"MeanField on toy: 810 examples, going on from step 7 of {STEPS} in a\n")
+    check_stopped(Path("a"), Output(process.returncode, out, err), 7)
+    output = cli(*STOPPED, "--out", "a")
+    assert output.err.startswith(f"MeanField on toy: 810 examples, continuing from step 7 of {STEPS} in a\n")
     assert_same_run(Path("a"), whole)
 
 
-def test_a_signal_to_all_processes_leaves_the_training_the_data_that_it_needs(pets: Path) -> None:
-    """As a cluster sends it: also to the processes that read data."""
+def test_a_signal_to_all_processes_does_not_stop_reading_data(pets: Path) -> None:
+    """A cluster also sends it to the processes that read data."""
     words = [sys.executable, "-c", SLOW, "fit", "deterministic", "--data", str(pets), "--resize", "16", "16"]
     words += ["--model", "small-cnn", "--workers", "2", "--batch-size", "1", "--validation-share", "0.5"]
     words += ["--epochs", "100", "--out", "a"]
@@ -117,20 +116,20 @@ def test_a_signal_to_all_processes_leaves_the_training_the_data_that_it_needs(pe
     finally:
         process.kill()
     assert process.returncode == 130, err
-    assert err.splitlines()[-1] == "leanbayes: Stopped at step 7; the same command goes on from there."
+    assert err.splitlines()[-1] == "leanbayes: Stopped at step 7; run the same command again to continue."
     assert [path.name for path in Path("a/checkpoints").iterdir()] == ["step-000000007"]
 
 
 class Signals:
-    """Sends signals to this process: within a step of a training, or when its steps are done."""
+    """Sends signals to this process during a step of a training, or after its last step."""
 
     def __init__(self, patch: pytest.MonkeyPatch) -> None:
         self._patch, self._step, self._finish = patch, Loop._step, Run._finish
-        assert threading.current_thread() is threading.main_thread()  # where Python meets signals
+        assert threading.current_thread() is threading.main_thread()  # only this thread handles signals
 
     def within(self, step: int, *numbers: int) -> None:
         def interrupted(loop: Loop, parts: Any) -> None:
-            if loop._run.steps_done == step - 1:
+            if loop._journal.steps_done == step - 1:
                 for number in numbers:
                     signal.raise_signal(number)
             self._step(loop, parts)
@@ -138,9 +137,9 @@ class Signals:
         self._patch.setattr(Loop, "_step", interrupted)
 
     def when_finishing(self, number: int) -> None:
-        def interrupted(run: Run, bnn: lb.BayesianModel) -> lb.BayesianModel:
+        def interrupted(*args: Any) -> None:
             signal.raise_signal(number)
-            return self._finish(run, bnn)
+            self._finish(*args)
 
         self._patch.setattr(Run, "_finish", interrupted)
 
@@ -150,7 +149,7 @@ class Signals:
 
 @pytest.fixture
 def signals(monkeypatch: pytest.MonkeyPatch) -> Iterator[Signals]:
-    """Signals to a program with Python's own handlers, which must be put back; SIGTERM must not end pytest."""
+    """Check that the handlers are restored, and keep SIGTERM from ending pytest."""
 
     def uncaught(number: int, frame: Any) -> None:
         raise AssertionError("SIGTERM was not caught")
@@ -165,18 +164,18 @@ def signals(monkeypatch: pytest.MonkeyPatch) -> Iterator[Signals]:
 
 @pytest.mark.parametrize(
     ("step", "number"),
-    # The first step, the last of an epoch, one within, and the very last.
+    # The first step, the last of an epoch, one in an epoch, and the very last.
     [(1, signal.SIGTERM), (25, signal.SIGINT), (33, signal.SIGTERM), (STEPS, signal.SIGINT)],
 )
-def test_a_signal_is_met_after_the_step(step: int, number: int, cli: Cli, whole: Path, signals: Signals) -> None:
+def test_a_signal_is_handled_after_the_step(step: int, number: int, cli: Cli, whole: Path, signals: Signals) -> None:
     signals.within(step, number)
     check_stopped(Path("a"), cli(*STOPPED, "--out", "a", code=130), step)
     signals.no_more()
-    assert f"going on from step {step} of {STEPS} in a\n" in cli(*STOPPED, "--out", "a").err
+    assert f"continuing from step {step} of {STEPS} in a\n" in cli(*STOPPED, "--out", "a").err
     assert_same_run(Path("a"), whole)
 
 
-def test_a_run_may_be_stopped_again_and_again(cli: Cli, whole: Path, signals: Signals) -> None:
+def test_a_run_may_be_stopped_several_times(cli: Cli, whole: Path, signals: Signals) -> None:
     for step in (3, 4, 40):
         signals.within(step, signal.SIGINT)
         assert f"Stopped at step {step};" in cli(*STOPPED, "--out", "a", "--quiet", code=130).err
@@ -189,18 +188,18 @@ def test_a_run_may_be_stopped_again_and_again(cli: Cli, whole: Path, signals: Si
 @pytest.mark.parametrize("second", [signal.SIGINT, signal.SIGTERM])
 def test_a_second_signal_stops_at_once(second: int, cli: Cli, whole: Path, signals: Signals) -> None:
     signals.within(20, signal.SIGINT, second)
-    told = cli(*STOPPED, "--out", "a", "--quiet", "--checkpoint-steps", 8, code=130)
-    assert told.err == "leanbayes: Stopped.\n"
+    output = cli(*STOPPED, "--out", "a", "--quiet", "--checkpoint-steps", 8, code=130)
+    assert output.err == "leanbayes: Stopped.\n"
     assert [path.name for path in sorted(Path("a/checkpoints").iterdir())] == ["step-000000008", "step-000000016"]
     signals.no_more()
-    assert f"going on from step 16 of {STEPS}" in cli(*STOPPED, "--out", "a").err
+    assert f"continuing from step 16 of {STEPS}" in cli(*STOPPED, "--out", "a").err
     assert_same_run(Path("a"), whole)
 
 
-def test_a_signal_stops_a_comparison_and_it_goes_on(cli: Cli, signals: Signals) -> None:
+def test_a_signal_stops_a_comparison_and_it_continues(cli: Cli, signals: Signals) -> None:
     words = ("compare", "deterministic", "ensemble:members=2", *TINY, "--out", "a")
     signals.within(5, signal.SIGINT)
-    assert cli(*words, code=130).err == "leanbayes: Stopped at step 5; the same command goes on from there.\n"
+    assert cli(*words, code=130).err == "leanbayes: Stopped at step 5; run the same command again to continue.\n"
     assert sorted(path.name for path in Path("a").iterdir()) == ["deterministic-0"]
     signals.no_more()
     assert re.search(r"^ensemble:members=2 +\d", cli(*words).out, re.MULTILINE)
@@ -208,33 +207,33 @@ def test_a_signal_stops_a_comparison_and_it_goes_on(cli: Cli, signals: Signals) 
     assert len(json.loads(before)["results"]) == 2
     signals.within(5, signal.SIGTERM)
     cli(*words, "--seeds", 2, code=130)
-    assert Path("a/compare.json").read_bytes() == before  # until there is a new one
+    assert Path("a/compare.json").read_bytes() == before  # it is replaced only by a complete one
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_a_signal_stops_a_look_and_it_goes_on(
+def test_a_signal_stops_an_evaluation_and_it_continues(
     number: int, cli: Cli, signals: Signals, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     words = ("compare", "deterministic", *TINY, "--out", "a")
     with monkeypatch.context() as patch:
-        patch.setattr("leanbayes.cli.looking.assessed", lambda *args, **kwargs: signal.raise_signal(number))
-        assert cli(*words, code=130).err == "leanbayes: Stopped; the same command goes on from there.\n"
-    assert not Path("a/deterministic-0/assessment.json").exists()
+        patch.setattr("leanbayes.cli.evaluations.evaluated", lambda *args, **kwargs: signal.raise_signal(number))
+        assert cli(*words, code=130).err == "leanbayes: Stopped; run the same command again to continue.\n"
+    assert not Path("a/deterministic-0/evaluation.json").exists()
     monkeypatch.setattr(Loop, "run", must_not_train)
     cli(*words)
 
 
 def test_a_signal_between_two_methods_is_not_lost(cli: Cli, signals: Signals) -> None:
     signals.when_finishing(signal.SIGINT)
-    told = cli("compare", "deterministic", "ensemble:members=2", *TINY, "--out", "a", code=130)
-    assert re.fullmatch(r"leanbayes: Stopped[^\n]*\.\n", told.err)
+    output = cli("compare", "deterministic", "ensemble:members=2", *TINY, "--out", "a", code=130)
+    assert re.fullmatch(r"leanbayes: Stopped[^\n]*\.\n", output.err)
     assert not Path("a/ensemble-members=2-0").exists()
 
 
-def test_a_signal_while_a_run_is_finished_loses_nothing(cli: Cli, whole: Path, signals: Signals) -> None:
+def test_a_signal_at_the_end_of_a_run_loses_nothing(cli: Cli, whole: Path, signals: Signals) -> None:
     signals.when_finishing(signal.SIGINT)
-    told = cli(*STOPPED, "--quiet", "--out", "a", code=130)
-    assert re.fullmatch(r"leanbayes: Stopped[^\n]*\.\n", told.err)
+    output = cli(*STOPPED, "--quiet", "--out", "a", code=130)
+    assert re.fullmatch(r"leanbayes: Stopped[^\n]*\.\n", output.err)
     signals.no_more()
-    assert f"going on from step {STEPS} of {STEPS}" in cli(*STOPPED, "--out", "a").err
+    assert f"continuing from step {STEPS} of {STEPS}" in cli(*STOPPED, "--out", "a").err
     assert_same_run(Path("a"), whole)

@@ -1,8 +1,8 @@
-"""No test reads data of the machine that it runs on."""
+"""Keep the tests independent of data on this machine."""
 
 import pytest
 
 
 @pytest.fixture(autouse=True)
-def _no_variable(monkeypatch: pytest.MonkeyPatch) -> None:
+def _no_data_folder(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("LEANBAYES_DATA", raising=False)

@@ -1,4 +1,4 @@
-"""Batches: every example once, an order that can be repeated, resumed and shared, and the same values on either way."""
+"""Batches: each example once, in an order that can be repeated, resumed and shared, whether stored or streamed."""
 
 import os
 import random
@@ -19,18 +19,18 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, Subset, TensorDataset
 
 import leanbayes as lb
-from leanbayes.data import ArrayDataset, Augment, Batches, Normalise, streaming
+from leanbayes.data import ArrayDataset, Augment, Batches, Normalize, streaming
 
-# More workers than cores, which torch warns of on a small machine, are the same to these tests.
+# On a small machine torch warns about more workers than cores, which does not matter here.
 pytestmark = pytest.mark.filterwarnings("ignore:This DataLoader will create")
 
-NORMALISE = Normalise((0.5, 0.4, 0.3), (0.1, 0.2, 0.3))
+NORMALIZE = Normalize((0.5, 0.4, 0.3), (0.1, 0.2, 0.3))
 IMAGES = torch.randint(0, 256, (30, 3, 6, 7), dtype=torch.uint8, generator=torch.Generator().manual_seed(1))
 NUMBERS = torch.arange(30)
 
 
 class Streamed(Dataset[Any]):
-    """Any data set as one of the user's own, which is read example by example."""
+    """A wrapper that hides tensors in memory, so that examples are read one by one."""
 
     def __init__(self, dataset: Any) -> None:
         self.dataset = dataset
@@ -43,7 +43,7 @@ class Streamed(Dataset[Any]):
 
 
 def numbers(count: int) -> TensorDataset:
-    """A data set whose inputs and labels are the numbers of its examples."""
+    """Return a data set whose inputs and labels are the indices of its examples."""
     return TensorDataset(torch.arange(count)[:, None].float(), torch.arange(count))
 
 
@@ -56,7 +56,7 @@ def flat(lists: list[list[int]]) -> list[int]:
 
 
 def same(first: Any, second: Any) -> None:
-    """Two streams of batches are equal bit by bit."""
+    """Check that two sequences of batches are equal bit by bit."""
     first, second = list(first), list(second)
     assert len(first) == len(second)
     for (x1, y1), (x2, y2) in zip(first, second, strict=True):
@@ -88,7 +88,7 @@ def expect(call: Any, *words: str) -> None:
     seed=st.integers(-3, 2**40),
     epoch=st.integers(0, 3),
 )
-def test_an_epoch_holds_every_example_once(
+def test_an_epoch_has_every_example_once(
     count: int, size: int, parts: int, shuffle: bool, streamed: bool, seed: int, epoch: int
 ) -> None:
     dataset: Any = Streamed(numbers(count)) if streamed else numbers(count)
@@ -106,7 +106,9 @@ def test_an_epoch_holds_every_example_once(
 
 
 @given(examples=st.integers(1, 60), micro=st.integers(1, 5), processes=st.integers(1, 3), accumulate=st.integers(1, 3))
-def test_processes_together_see_what_one_would(examples: int, micro: int, processes: int, accumulate: int) -> None:
+def test_processes_together_get_the_batches_of_one_process(
+    examples: int, micro: int, processes: int, accumulate: int
+) -> None:
     parts = processes * accumulate
     if examples < parts:
         expect(lambda: Batches(numbers(examples), micro * parts, parts=parts), f"{examples} examples", f"{parts} micro")
@@ -119,20 +121,20 @@ def test_processes_together_see_what_one_would(examples: int, micro: int, proces
     whole = labels(alone.epoch(2, 0))
     assert len({len(part) for part in whole}) == 1  # equal micro-batches
     assert len(whole) == len(alone) * parts
-    woven = zip(*(labels(share.epoch(2, 0)) for share in shares), strict=True)
-    assert [part for group in woven for part in group] == whole
+    interleaved = zip(*(labels(share.epoch(2, 0)) for share in shares), strict=True)
+    assert [part for group in interleaved for part in group] == whole
     assert {len(share) for share in shares} == {len(alone)}
     one_part = labels(Batches(numbers(examples), micro * parts).epoch(2))
     assert flat(whole)[: len(one_part[0])] == one_part[0] or alone.batch_size < micro * parts
 
 
 @pytest.mark.parametrize("streamed", [True, False])
-def test_processes_share_the_augmentation_too(streamed: bool) -> None:
+def test_augmentation_does_not_depend_on_the_number_of_processes(streamed: bool) -> None:
     dataset: Any = ArrayDataset(IMAGES, NUMBERS)
     dataset = Streamed(dataset) if streamed else dataset
 
     def make(parts: int, mine: Any = None) -> Batches:
-        return Batches(dataset, 12, parts=parts, mine=mine, augment=Augment(2), normalise=NORMALISE)
+        return Batches(dataset, 12, parts=parts, mine=mine, augment=Augment(2), normalize=NORMALIZE)
 
     whole = list(make(4).epoch(1))
     first, second = (list(make(4, range(rank, 4, 2)).epoch(1)) for rank in (0, 1))
@@ -147,11 +149,11 @@ def test_processes_share_the_augmentation_too(streamed: bool) -> None:
     same(make(4).epoch(1, start=1), whole[4:])
 
 
-def test_the_order_depends_on_seed_and_epoch_alone() -> None:
+def test_the_order_depends_on_seed_and_epoch_only() -> None:
     def order(seed: int, epoch: int, **settings: Any) -> list[int]:
         return flat(labels(Batches(numbers(40), 8, seed=seed, **settings).epoch(epoch)))
 
-    assert order(0, 0) == order(0, 0, augment=Augment(), normalise=NORMALISE, channels_last=True)
+    assert order(0, 0) == order(0, 0, augment=Augment(), normalize=NORMALIZE, channels_last=True)
     orders = [tuple(order(seed, epoch)) for seed in range(3) for epoch in range(3)]
     assert len(set(orders)) == 9
     batches = Batches(numbers(40), 8)
@@ -161,24 +163,30 @@ def test_the_order_depends_on_seed_and_epoch_alone() -> None:
     assert sum(a == b for a, b in zip(order(0, 0), order(0, 1), strict=True)) < 10
 
 
-def test_training_has_whole_steps_and_evaluation_all_examples() -> None:
+def test_training_drops_the_last_batch_and_evaluation_has_all_examples() -> None:
     assert [len(part) for part in labels(Batches(numbers(23), 10).epoch())] == [10, 10]
     assert [len(part) for part in labels(Batches(numbers(23), 10, shuffle=False).epoch())] == [10, 10, 3]
-    cut = labels(Batches(numbers(23), 10, shuffle=False, parts=4).epoch())
-    assert flat(cut) == list(range(23))
-    assert [len(part) for part in cut[-3:]] == [1, 1, 1]  # the empty one is left out
+    pieces = labels(Batches(numbers(23), 10, shuffle=False, parts=4).epoch())
+    assert flat(pieces) == list(range(23))
+    assert [len(part) for part in pieces[-3:]] == [1, 1, 1]  # the empty one is left out
     shares = [labels(Batches(numbers(3), 8, shuffle=False, parts=4, mine=[rank]).epoch()) for rank in range(4)]
     assert flat([part for share in shares for part in share]) == [0, 1, 2]
 
 
-def test_small_sets_shrink_the_batch() -> None:
+def test_the_repr_shows_examples_steps_and_parts() -> None:
+    assert repr(Batches(numbers(23), 10)) == "Batches(23 examples, 2 steps of 10, shuffle=True, device='cpu')"
+    share = Batches(numbers(23), 10, shuffle=False, parts=2, mine=[1])
+    assert repr(share) == "Batches(23 examples, 3 steps of 10, shuffle=False, device='cpu', parts=2, mine=[1])"
+
+
+def test_small_data_sets_reduce_the_batch_size() -> None:
     batches = Batches(numbers(7), 100, parts=2)
     assert (len(batches), batches.batch_size) == (1, 6)
     assert [len(part) for part in labels(batches.epoch())] == [3, 3]
     assert len(Batches(numbers(1), 100).epoch().__next__()[1]) == 1
 
 
-def test_wrong_settings_get_one_sentence() -> None:
+def test_invalid_settings_raise_one_sentence() -> None:
     expect(lambda: Batches(numbers(3), 8, parts=4), "3 examples", "4 micro-batches")
     expect(lambda: Batches(numbers(30), 10, parts=4), "batch_size=10", "multiple")
     for size in (0, -2):
@@ -194,7 +202,7 @@ def test_wrong_settings_get_one_sentence() -> None:
     expect(lambda: list(Batches(texts, 2).epoch()), "Labels must be numbers")
     maps = ArrayDataset(IMAGES, torch.zeros(30, 3, 3).long())
     expect(lambda: Batches(maps, 4, augment=Augment()), "(3, 3)", "(6, 7)")
-    expect(lambda: list(Batches(ArrayDataset(IMAGES[:, :1], NUMBERS), 4, normalise=NORMALISE).epoch()), "3 channels")
+    expect(lambda: list(Batches(ArrayDataset(IMAGES[:, :1], NUMBERS), 4, normalize=NORMALIZE).epoch()), "3 channels")
 
 
 # -- augmentation -----------------------------------------------------------------------------------------------------
@@ -205,13 +213,13 @@ def test_wrong_settings_get_one_sentence() -> None:
     flip=st.booleans(),
     floats=st.booleans(),
     dense=st.booleans(),
-    normalise=st.booleans(),
+    normalize=st.booleans(),
     channels_last=st.booleans(),
     shuffle=st.booleans(),
     subset=st.booleans(),
 )
-def test_tensors_on_the_device_give_what_reading_one_by_one_gives(
-    crop: int, flip: bool, floats: bool, dense: bool, normalise: bool, channels_last: bool, shuffle: bool, subset: bool
+def test_stored_and_streamed_batches_are_equal(
+    crop: int, flip: bool, floats: bool, dense: bool, normalize: bool, channels_last: bool, shuffle: bool, subset: bool
 ) -> None:
     x = IMAGES / 255 if floats else IMAGES
     y = torch.randint(0, 5, (30, 6, 7), generator=torch.Generator().manual_seed(2)) if dense else NUMBERS
@@ -220,20 +228,20 @@ def test_tensors_on_the_device_give_what_reading_one_by_one_gives(
         dataset = Subset(Subset(dataset, list(range(29, 2, -1))), [*range(20), 3])
     settings: dict[str, Any] = {
         "augment": Augment(crop, flip),
-        "normalise": NORMALISE if normalise else None,
+        "normalize": NORMALIZE if normalize else None,
         "channels_last": channels_last,
         "shuffle": shuffle,
     }
     resident = list(Batches(dataset, 8, **settings).epoch(3))
     same(resident, Batches(Streamed(dataset), 8, **settings).epoch(3))
     for batch, _ in resident:
-        assert batch.dtype == (torch.float32 if floats or normalise else torch.uint8)
+        assert batch.dtype == (torch.float32 if floats or normalize else torch.uint8)
         assert batch.is_contiguous(memory_format=torch.channels_last if channels_last else torch.contiguous_format)
 
 
-def test_what_is_too_large_for_the_device_is_streamed(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_data_too_large_for_the_device_are_streamed(monkeypatch: pytest.MonkeyPatch) -> None:
     dataset = Subset(TensorDataset(IMAGES, NUMBERS), range(20))
-    settings: dict[str, Any] = {"augment": Augment(2), "normalise": NORMALISE}
+    settings: dict[str, Any] = {"augment": Augment(2), "normalize": NORMALIZE}
     resident = list(Batches(dataset, 8, **settings).epoch())
     monkeypatch.setattr("leanbayes.data.batches.RESIDENT_BYTES", 100)
     same(Batches(dataset, 8, **settings).epoch(), resident)
@@ -241,10 +249,10 @@ def test_what_is_too_large_for_the_device_is_streamed(monkeypatch: pytest.Monkey
 
 @pytest.mark.parametrize("flip", [True, False])
 @pytest.mark.parametrize("streamed", [True, False])
-def test_each_image_is_a_crop_of_its_padded_self(flip: bool, streamed: bool) -> None:
-    """Find each result, with its labels, among all crops by plain padding and slicing."""
+def test_each_image_is_a_crop_of_its_padded_original(flip: bool, streamed: bool) -> None:
+    """Each result, with its labels, is exactly one of all crops by plain padding and slicing."""
     crop = 2
-    maps = torch.arange(30 * 42).reshape(30, 6, 7)  # each pixel has a label of its own
+    maps = torch.arange(30 * 42).reshape(30, 6, 7)  # each pixel has its own label
     dataset: Any = ArrayDataset(IMAGES, maps)
     batches = Batches(Streamed(dataset) if streamed else dataset, 10, augment=Augment(crop, flip), ignore_index=-7)
     order = flat(labels(Batches(numbers(30), 10).epoch()))
@@ -257,18 +265,18 @@ def test_each_image_is_a_crop_of_its_padded_self(flip: bool, streamed: bool) -> 
             for left in range(2 * crop + 1):
                 window = image[:, top : top + 6, left : left + 7]
                 window_marks = marks[top : top + 6, left : left + 7]
-                for mirror in (False, True):
-                    expected = (window.flip(-1), window_marks.flip(-1)) if mirror else (window, window_marks)
+                for flipped in (False, True):
+                    expected = (window.flip(-1), window_marks.flip(-1)) if flipped else (window, window_marks)
                     if torch.equal(x, expected[0]) and torch.equal(y, expected[1]):
-                        matches.append((top, left, mirror))
+                        matches.append((top, left, flipped))
         assert len(matches) == 1
         found += matches
     assert len(set(found)) > 12
-    assert any(mirror for *_, mirror in found) == flip
+    assert any(flipped for *_, flipped in found) == flip
 
 
-def test_crops_and_flips_are_drawn_evenly() -> None:
-    """An image with one bright pixel tells its crop and its flip."""
+def test_crops_and_flips_are_uniform() -> None:
+    """The position of one bright pixel shows the crop and the flip."""
     x = torch.zeros(4000, 1, 9, 8, dtype=torch.uint8)
     x[:, 0, 4, 3] = 1
     for epoch in (0, 1):
@@ -282,7 +290,7 @@ def test_crops_and_flips_are_drawn_evenly() -> None:
     assert abs(next(plain)[0][:, 0, 4, 3].float().mean() - 0.5) < 0.03
 
 
-def test_augmentation_changes_with_the_epoch_and_not_without_it() -> None:
+def test_augmentation_depends_on_the_epoch() -> None:
     dataset = ArrayDataset(IMAGES, NUMBERS)
     batches = Batches(dataset, 30, augment=Augment(2), shuffle=False)
     first, second = (next(batches.epoch(number))[0] for number in (0, 1))
@@ -291,27 +299,27 @@ def test_augmentation_changes_with_the_epoch_and_not_without_it() -> None:
     assert torch.equal(next(Batches(dataset, 30, shuffle=False).epoch(1))[0], IMAGES)
 
 
-def test_normalisation_is_per_channel_from_bytes_and_from_floats() -> None:
+def test_normalization_is_per_channel_for_bytes_and_floats() -> None:
     mean, std = (torch.tensor(values).view(3, 1, 1) for values in ((0.5, 0.4, 0.3), (0.1, 0.2, 0.3)))
     expected = (IMAGES.double() / 255 - mean) / std
     for x in (IMAGES, IMAGES / 255, (IMAGES / 255).double()):
-        (found, _), *_ = Batches(TensorDataset(x, NUMBERS), 30, shuffle=False, normalise=NORMALISE).epoch()
+        (found, _), *_ = Batches(TensorDataset(x, NUMBERS), 30, shuffle=False, normalize=NORMALIZE).epoch()
         torch.testing.assert_close(found.double(), expected, atol=1e-5, rtol=1e-5)
         assert found.dtype == (torch.float64 if x.dtype == torch.float64 else torch.float32)
-    assert torch.equal(NORMALISE(IMAGES[0]), NORMALISE(IMAGES)[0])
-    one = Normalise((0.5,), (0.25,))(IMAGES)
+    assert torch.equal(NORMALIZE(IMAGES[0]), NORMALIZE(IMAGES)[0])
+    one = Normalize((0.5,), (0.25,))(IMAGES)
     torch.testing.assert_close(one, (IMAGES / 255 - 0.5) / 0.25)
     with torch.inference_mode():
-        constants_made_here = Normalise((0.1,), (0.7,))
-        constants_made_here(IMAGES)
+        cached_in_inference_mode = Normalize((0.1,), (0.7,))
+        cached_in_inference_mode(IMAGES)
     x = torch.randn(1, 3, 2, 2, requires_grad=True)
-    constants_made_here(x).sum().backward()
+    cached_in_inference_mode(x).sum().backward()
     torch.testing.assert_close(x.grad, torch.full_like(x, 1 / 0.7))
 
 
-def test_tables_and_small_integers_pass_as_they_are() -> None:
+def test_tables_are_unchanged_and_integer_labels_become_int64() -> None:
     x, y = torch.randn(10, 4), torch.randn(10, 2)
-    settings: dict[str, Any] = {"shuffle": False, "augment": Augment(), "normalise": NORMALISE, "channels_last": True}
+    settings: dict[str, Any] = {"shuffle": False, "augment": Augment(), "normalize": NORMALIZE, "channels_last": True}
     same(Batches(TensorDataset(x, y), 10, **settings).epoch(), [(x, y)])
     same(Batches(Streamed(TensorDataset(x, y)), 10, **settings).epoch(), [(x, y)])
     small = torch.arange(10, dtype=torch.uint8)
@@ -321,7 +329,7 @@ def test_tables_and_small_integers_pass_as_they_are() -> None:
     assert next(Batches(TensorDataset(x, yes), 10).epoch())[1].dtype == torch.long
 
 
-def test_one_target_an_example_is_a_vector_of_one_and_floats_take_the_dtype_asked_for() -> None:
+def test_scalar_targets_become_vectors_and_floats_get_the_dtype() -> None:
     x, y = torch.randn(10, 4, dtype=torch.float64), torch.randn(10, dtype=torch.float64)
     for dataset in (TensorDataset(x, y), Streamed(TensorDataset(x, y))):
         found = next(Batches(dataset, 10, shuffle=False, dtype=torch.float32).epoch())
@@ -329,15 +337,15 @@ def test_one_target_an_example_is_a_vector_of_one_and_floats_take_the_dtype_aske
         assert torch.equal(found[1], y.float()[:, None])
 
 
-def test_a_map_of_floats_is_not_cropped() -> None:
+def test_float_label_maps_are_not_cropped() -> None:
     maps = TensorDataset(torch.rand(4, 3, 8, 8), torch.rand(4, 1, 8, 8))
     with pytest.raises(lb.LeanBayesError, match="crop=0"):
         Batches(maps, 4, augment=Augment(2))
-    mirrored = next(Batches(maps, 4, augment=Augment(0)).epoch())
-    assert mirrored[1].shape == (4, 1, 8, 8)
+    flipped = next(Batches(maps, 4, augment=Augment(0)).epoch())
+    assert flipped[1].shape == (4, 1, 8, 8)
 
 
-def test_examples_of_several_shapes_are_told() -> None:
+def test_examples_of_different_shapes_raise_an_error() -> None:
     class Uneven(Dataset[Any]):
         def __len__(self) -> int:
             return 4
@@ -349,11 +357,11 @@ def test_examples_of_several_shapes_are_told() -> None:
         next(Batches(Uneven(), 4, shuffle=False).epoch())
 
 
-# -- the user's own data sets -----------------------------------------------------------------------------------------
+# -- streamed data sets -----------------------------------------------------------------------------------------------
 
 
 class Noisy(Dataset[Any]):
-    """A data set with random transforms from all three sources of random numbers."""
+    """A data set with random transforms that use torch, NumPy and random."""
 
     def __len__(self) -> int:
         return 20
@@ -373,12 +381,12 @@ def test_random_transforms_do_not_depend_on_workers_or_resumption() -> None:
     assert not any(
         torch.equal(other[int(label)], value) for value, label in zip(x, y, strict=True) if int(label) in other
     )
-    sharing = list(Batches(Noisy(), 6, parts=2, mine=[1]).epoch(1))
-    same(sharing, [(x[3:], y[3:]) for x, y in whole])
+    second_half = list(Batches(Noisy(), 6, parts=2, mine=[1]).epoch(1))
+    same(second_half, [(x[3:], y[3:]) for x, y in whole])
 
 
 @pytest.mark.parametrize("workers", [0, 2])
-def test_the_global_random_state_is_never_touched(workers: int) -> None:
+def test_the_global_random_state_does_not_change(workers: int) -> None:
     torch.manual_seed(3)
     np.random.seed(3)
     random.seed(3)
@@ -389,7 +397,7 @@ def test_the_global_random_state_is_never_touched(workers: int) -> None:
     before = states()
     for dataset in (Noisy(), ArrayDataset(IMAGES, NUMBERS), Streamed(ArrayDataset(IMAGES, NUMBERS))):
         for x, _ in Batches(dataset, 5, augment=Augment(), workers=workers).epoch():
-            assert states() == before  # in the midst of an epoch too
+            assert states() == before  # during an epoch too
             assert len(x) == 5
     assert states() == before
 
@@ -400,19 +408,19 @@ class Failing(Dataset[Any]):
 
     def __getitem__(self, index: int) -> Any:
         if index == 2:
-            raise lb.FileFormatError("The file 2 is damaged: mend it.")
+            raise lb.FileFormatError("The file 2 is damaged: replace it.")
         return torch.zeros(2), index
 
 
 @pytest.mark.parametrize("workers", [0, 2])
-def test_an_error_of_a_worker_is_one_sentence(workers: int) -> None:
+def test_errors_of_workers_are_one_sentence(workers: int) -> None:
     expect(lambda: list(Batches(Failing(), 2, workers=workers).epoch()), "The file 2 is damaged")
 
 
 @pytest.mark.parametrize("workers", [0, 2])
-def test_inputs_may_be_dicts_and_tuples(workers: int) -> None:
+def test_inputs_can_be_dicts_and_tuples(workers: int) -> None:
     examples: Any = [({"ids": torch.tensor([i, i]), "mask": torch.ones(2)}, i) for i in range(6)]
-    found = list(Batches(examples, 3, shuffle=False, augment=Augment(), normalise=NORMALISE, workers=workers).epoch())
+    found = list(Batches(examples, 3, shuffle=False, augment=Augment(), normalize=NORMALIZE, workers=workers).epoch())
     assert torch.equal(found[1][0]["ids"], torch.tensor([[3, 3], [4, 4], [5, 5]]))
     assert found[1][0]["mask"].shape == (3, 2)
     assert found[1][1].tolist() == [3, 4, 5]
@@ -432,26 +440,28 @@ def test_a_subclass_of_a_tensor_data_set_keeps_its_transforms() -> None:
     assert torch.equal(x[:, 0], 2.0 * y)
 
 
-def test_epochs_may_run_side_by_side() -> None:
+def test_epochs_can_be_interleaved() -> None:
     for dataset in (numbers(12), Streamed(numbers(12))):
         batches = Batches(dataset, 3)
         pairs = list(zip(labels(batches.epoch(0)), labels(batches.epoch(1)), strict=True))
-        woven = [(a.tolist(), b.tolist()) for (_, a), (_, b) in zip(batches.epoch(0), batches.epoch(1), strict=True)]
-        assert woven == pairs
+        interleaved = [
+            (a.tolist(), b.tolist()) for (_, a), (_, b) in zip(batches.epoch(0), batches.epoch(1), strict=True)
+        ]
+        assert interleaved == pairs
 
 
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU")
 @pytest.mark.filterwarnings("ignore:Synchronization debug mode")
 @pytest.mark.parametrize("channels_last", [True, False])
-def test_a_gpu_gives_what_a_cpu_gives_without_waiting(channels_last: bool) -> None:
-    settings: dict[str, Any] = {"augment": Augment(2), "normalise": NORMALISE, "channels_last": channels_last}
+def test_gpu_batches_equal_cpu_batches_without_synchronization(channels_last: bool) -> None:
+    settings: dict[str, Any] = {"augment": Augment(2), "normalize": NORMALIZE, "channels_last": channels_last}
     for y in (NUMBERS, torch.randint(0, 5, (30, 6, 7))):
         dataset = ArrayDataset(IMAGES, y)
         expected = list(Batches(dataset, 8, **settings).epoch(1))
         resident = Batches(dataset, 8, device="cuda", **settings)
         batches = resident.epoch(1)
-        found = [next(batches)]  # what is moved once an epoch
+        found = [next(batches)]  # the first one copies the order to the device
         torch.cuda.set_sync_debug_mode("error")
         try:
             found += list(batches)
@@ -465,17 +475,17 @@ def test_a_gpu_gives_what_a_cpu_gives_without_waiting(channels_last: bool) -> No
             assert torch.equal(y1, y2)
 
 
-def test_a_default_device_does_not_matter() -> None:
+def test_the_default_device_does_not_matter() -> None:
     dataset = ArrayDataset(torch.arange(12, dtype=torch.uint8).view(12, 1, 1, 1), torch.arange(12))
     expected = [y.tolist() for _, y in Batches(dataset, 4, augment=Augment(1)).epoch(3)]
-    with torch.device("meta"):  # where no random number could be drawn
+    with torch.device("meta"):  # which cannot draw random numbers
         batches = Batches(dataset, 4, augment=Augment(1)).epoch(3)
         found = [y.tolist() for _, y in batches]
     assert found == expected
 
 
 class Sleepy(Dataset[Any]):
-    """An example that takes for ever, and tells which process waits for it."""
+    """A data set whose example never arrives; a file names the process that reads it."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -488,19 +498,20 @@ class Sleepy(Dataset[Any]):
         time.sleep(600)
 
 
-def test_a_process_that_reads_data_meets_a_signal_a_little_later(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+def test_workers_end_some_time_after_a_signal(
+    number: signal.Signals, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(streaming, "_PATIENCE", 1.5)
-    begun = []
+    monkeypatch.setattr(streaming, "_GRACE_SECONDS", 1.5)
+    signaled = []
 
     def terminate() -> None:
         while not (found := list(tmp_path.iterdir())):
             time.sleep(0.02)
-        begun.append(time.monotonic())
-        os.kill(int(found[0].name), signal.SIGTERM)
+        signaled.append(time.monotonic())
+        os.kill(int(found[0].name), number)
 
     threading.Thread(target=terminate, daemon=True).start()
     with pytest.raises(RuntimeError, match=r"killed by signal: Alarm clock|exited unexpectedly"):
         next(Batches(Sleepy(tmp_path), 1, shuffle=False, workers=1).epoch())
-    assert time.monotonic() - begun[0] > 1.4
+    assert time.monotonic() - signaled[0] > 1.4

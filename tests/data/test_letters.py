@@ -1,4 +1,4 @@
-"""Letters are other data than digits, but made of as much ink in as many pixels."""
+"""Letters differ from digits, but have as much ink and as many pixels."""
 
 import sys
 from collections.abc import Callable
@@ -19,7 +19,7 @@ def letters() -> dict[str, ArrayDataset]:
     return {split: read_images("letters", split) for split in ("train", "test")}
 
 
-def test_they_come_as_the_digits_do(letters: dict[str, ArrayDataset]) -> None:
+def test_letters_have_the_format_of_digits(letters: dict[str, ArrayDataset]) -> None:
     for split, count in (("train", 1200), ("test", 600)):
         x, y = letters[split].x, letters[split].y
         assert x.shape == (count, 1, 8, 8)
@@ -27,10 +27,10 @@ def test_they_come_as_the_digits_do(letters: dict[str, ArrayDataset]) -> None:
         assert y.dtype == torch.long
         assert y.bincount().tolist() == [count // len(LETTERS)] * len(LETTERS)
         levels = set(np.rint(np.arange(17) * 255 / 16).astype(int).tolist())
-        assert set(x.unique().tolist()) == levels  # counts from 0 to 16, stretched
+        assert set(x.unique().tolist()) == levels  # counts from 0 to 16, scaled
 
 
-def test_load_knows_them(letters: dict[str, ArrayDataset]) -> None:
+def test_letters_can_be_loaded(letters: dict[str, ArrayDataset]) -> None:
     data = load("letters")
     assert isinstance(data.train, ArrayDataset)
     assert isinstance(data.validation, ArrayDataset)
@@ -38,19 +38,19 @@ def test_load_knows_them(letters: dict[str, ArrayDataset]) -> None:
     assert (len(data.train), len(data.validation), len(data.test)) == (1080, 120, 600)
     assert (data.task, data.input_shape, data.outputs) == ("classification", (1, 8, 8), 12)
     assert data.classes == LETTERS
-    assert data.normalise == load("digits").normalise
+    assert data.normalize == load("digits").normalize
     assert torch.equal(data.test.x, letters["test"].x)  # the same in every run
     assert torch.equal(data.test.y, letters["test"].y)
     assert task_of("letters") == "classification"
 
 
-def test_no_drawing_is_in_two_splits(letters: dict[str, ArrayDataset]) -> None:
-    drawings = [{x.numpy().tobytes() for x in part.x} for part in letters.values()]
-    assert [len(part) for part in drawings] == [1200, 600]
-    assert not drawings[0] & drawings[1]
+def test_the_splits_have_no_image_in_common(letters: dict[str, ArrayDataset]) -> None:
+    images = [{x.numpy().tobytes() for x in part.x} for part in letters.values()]
+    assert [len(part) for part in images] == [1200, 600]
+    assert not images[0] & images[1]
 
 
-def test_they_have_as_much_ink_as_digits_and_in_the_same_place(letters: dict[str, ArrayDataset]) -> None:
+def test_letters_have_as_much_ink_as_digits_in_the_same_place(letters: dict[str, ArrayDataset]) -> None:
     digits, other = (read.x.double()[:, 0] / 255 for read in (read_images("digits", "train"), letters["train"]))
     assert other.mean() == pytest.approx(float(digits.mean()), rel=0.1)
     assert other.std() == pytest.approx(float(digits.std()), rel=0.1)
@@ -59,11 +59,11 @@ def test_they_have_as_much_ink_as_digits_and_in_the_same_place(letters: dict[str
     for direction in (1, 2):
         ours, theirs = (x.sum(direction).mean(0) for x in (other, digits))
         assert abs((ours * axis).sum() / ours.sum() - (theirs * axis).sum() / theirs.sum()) < 0.4  # pixels
-        assert np.corrcoef(ours, theirs)[0, 1] > (0.9 if direction == 1 else -1)  # over columns; rows are all used
+        assert np.corrcoef(ours, theirs)[0, 1] > (0.9 if direction == 1 else -1)  # over columns; letters use all rows
 
 
-def test_classes_can_be_told_from_each_other_and_from_digits(letters: dict[str, ArrayDataset]) -> None:
-    """The nearest example of the training data, digits and letters together, tells which letter it is."""
+def test_letters_can_be_distinguished_from_each_other_and_from_digits(letters: dict[str, ArrayDataset]) -> None:
+    """Nearest-neighbor classification over the training data of both sets finds the right letter."""
     digits = read_images("digits", "train")
     known = torch.cat([digits.x, letters["train"].x]).flatten(1).float()
     labels = torch.cat([digits.y - 10, letters["train"].y])
@@ -72,23 +72,23 @@ def test_classes_can_be_told_from_each_other_and_from_digits(letters: dict[str, 
     assert (nearest < 0).double().mean() < 0.01
 
 
-def test_drawings_of_a_letter_differ(letters: dict[str, ArrayDataset]) -> None:
+def test_images_of_one_letter_differ(letters: dict[str, ArrayDataset]) -> None:
     for label in range(len(LETTERS)):
         x = letters["train"].x[letters["train"].y == label].double().flatten(1) / 255
         assert x.std(0).mean() > 0.08
 
 
-def refuse(error: type[Exception]) -> Callable[..., Any]:
+def raising(error: type[Exception]) -> Callable[..., Any]:
     def load_default(size: float | None = None) -> Any:
         raise error("no FreeType")
 
     return load_default
 
 
-def test_what_is_missing_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_errors_name_missing_packages(monkeypatch: pytest.MonkeyPatch) -> None:
     for error in (ImportError, OSError, TypeError):
         with monkeypatch.context() as patch:
-            patch.setattr(ImageFont, "load_default", refuse(error))
+            patch.setattr(ImageFont, "load_default", raising(error))
             expect(lambda: load("letters"), "Pillow 10.1", "FreeType", "pip install")
     monkeypatch.setitem(sys.modules, "PIL.ImageFont", None)
-    expect(lambda: load("letters"), "pip install 'leanbayes[data]'")
+    expect(lambda: load("letters"), "pip install '.[data]'")

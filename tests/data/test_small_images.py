@@ -1,4 +1,4 @@
-"""Small images come back as written in their original formats; damaged files get one sentence."""
+"""Small images are read as written in their published formats; damaged files raise one sentence."""
 
 import contextlib
 import gzip
@@ -15,12 +15,7 @@ import torch
 from data_cases import RANDOM, Array, expect, random_bytes, same_rows, write_svhn
 
 import leanbayes as lb
-from leanbayes.data import (
-    ArrayDataset,
-    Augment,
-    load,
-    read_images,
-)
+from leanbayes.data import ArrayDataset, Augment, load, read_images
 
 # -- idx ---------------------------------------------------------------------------------------------------------------
 
@@ -30,21 +25,21 @@ def idx(values: Array) -> bytes:
     return header + values.astype(np.uint8).tobytes()
 
 
-def write_mnist(folder: Path, packed: bool = True, size: int = 20) -> dict[str, Array]:
+def write_mnist(folder: Path, gzipped: bool = True, size: int = 20) -> dict[str, Array]:
     folder.mkdir(parents=True, exist_ok=True)
     arrays = {}
     for prefix in ("train", "t10k"):
         arrays[f"{prefix}-images-idx3-ubyte"] = random_bytes(size, 28, 28)
         arrays[f"{prefix}-labels-idx1-ubyte"] = RANDOM.integers(0, 10, size)
     for name, values in arrays.items():
-        if packed:
+        if gzipped:
             (folder / f"{name}.gz").write_bytes(gzip.compress(idx(values)))
         else:
             (folder / name).write_bytes(idx(values))
     return arrays
 
 
-@pytest.mark.parametrize("packed", [True, False])
+@pytest.mark.parametrize("gzipped", [True, False])
 @pytest.mark.parametrize(
     ("name", "folder"),
     [
@@ -55,8 +50,8 @@ def write_mnist(folder: Path, packed: bool = True, size: int = 20) -> dict[str, 
         ("fashion-mnist", "fashion-mnist"),
     ],
 )
-def test_idx_files_come_back(tmp_path: Path, name: str, folder: str, packed: bool) -> None:
-    written = write_mnist(tmp_path / folder, packed)
+def test_idx_files_are_read(tmp_path: Path, name: str, folder: str, gzipped: bool) -> None:
+    written = write_mnist(tmp_path / folder, gzipped)
     data = load(name, tmp_path, validation_share=0.25)
     assert (data.task, data.input_shape, data.outputs, data.name) == (
         "classification",
@@ -73,7 +68,7 @@ def test_idx_files_come_back(tmp_path: Path, name: str, folder: str, packed: boo
     assert len(data.classes) == 10
 
 
-def test_a_bare_folder_is_mnist_unless_its_name_says_fashion(tmp_path: Path) -> None:
+def test_files_in_the_root_are_mnist_unless_its_name_has_fashion(tmp_path: Path) -> None:
     write_mnist(tmp_path / "fashion")
     expect(lambda: load("mnist", tmp_path / "fashion"), "mnist", "MNIST/raw/train-images-idx3-ubyte")
     assert load("fashion-mnist", tmp_path / "fashion").name == "fashion-mnist"
@@ -85,13 +80,13 @@ IMAGES, LABELS = "train-images-idx3-ubyte.gz", "train-labels-idx1-ubyte.gz"
 GOOD = idx(np.zeros((20, 28, 28)))
 IDX_DAMAGE: dict[str, tuple[str, bytes, str]] = {
     "truncated gz": (IMAGES, gzip.compress(GOOD)[:-20], "end"),
-    "no gz": (IMAGES, GOOD, "gz"),
+    "not gz": (IMAGES, GOOD, "gz"),
     "broken gz": (IMAGES, gzip.compress(GOOD)[:30] + b"x" * 30 + gzip.compress(GOOD)[60:], "damaged"),
     "empty": (IMAGES, b"", "starts with"),
     "wrong magic": (IMAGES, gzip.compress(b"\0\0\x08\x01" + GOOD[4:]), "starts with"),
-    "header only in part": (IMAGES, gzip.compress(GOOD[:9]), "sizes"),
+    "partial header": (IMAGES, gzip.compress(GOOD[:9]), "sizes"),
     "too short": (IMAGES, gzip.compress(GOOD[:-1]), "15680 bytes"),
-    "too long": (IMAGES, gzip.compress(GOOD + b"\0"), "15681"),
+    "too long": (IMAGES, gzip.compress(GOOD + b"\0"), "announces 15680 bytes, but more"),
     "label out of range": (LABELS, gzip.compress(idx(np.full(20, 10))), "0 to 9"),
     "too few labels": (LABELS, gzip.compress(idx(np.zeros(19))), "20 images"),
 }
@@ -109,7 +104,7 @@ def test_damaged_idx_files_are_named(tmp_path: Path, name: str) -> None:
 
 
 def python2(batch: dict[bytes, Any]) -> bytes:
-    """Pickle as the authors of CIFAR did, with Python 2 and its byte strings."""
+    """Pickle like the authors of CIFAR, with Python 2 and its byte strings."""
 
     def text(value: bytes) -> bytes:
         return b"T" + struct.pack("<i", len(value)) + value
@@ -150,7 +145,7 @@ def write_cifar10(root: Path, write: Callable[[dict[bytes, Any]], bytes]) -> tup
 
 
 @pytest.mark.parametrize("pickler", PICKLERS)
-def test_cifar10_comes_back_whoever_pickled_it(tmp_path: Path, pickler: str) -> None:
+def test_cifar10_is_read_from_pickles_of_any_version(tmp_path: Path, pickler: str) -> None:
     x, y = write_cifar10(tmp_path, PICKLERS[pickler])
     data = load("CIFAR-10", tmp_path)
     same_rows(data, x[:10], y[:10])
@@ -158,11 +153,11 @@ def test_cifar10_comes_back_whoever_pickled_it(tmp_path: Path, pickler: str) -> 
     assert np.array_equal(data.test.x, x[10:])
     assert np.array_equal(data.test.y, y[10:])
     assert data.augment == Augment(4, flip=True)
-    assert data.normalise is not None
+    assert data.normalize is not None
     assert data.classes[3] == "cat"
 
 
-def test_arrays_of_any_order_and_numbers_of_numpy_are_read(tmp_path: Path) -> None:
+def test_arrays_of_any_memory_and_byte_order_and_numpy_scalars_are_read(tmp_path: Path) -> None:
     folder = tmp_path / "cifar-100-python"
     folder.mkdir()
     x = random_bytes(3, 3072)
@@ -210,18 +205,18 @@ def test_a_malicious_pickle_is_refused_and_not_run(tmp_path: Path, protocol: int
     file.write_bytes(pickle.dumps({"data": np.array([Malicious(victim)]), "labels": [1]}, protocol))
     expect(lambda: load("cifar10", tmp_path), file, kind=lb.FileFormatError)
     assert not victim.exists()
-    file.write_bytes(b"c_codecs\nencode\n(V\nVzip\ntR.")  # an allowed function, which only ever makes bytes
+    file.write_bytes(b"c_codecs\nencode\n(V\nVzip\ntR.")  # an allowed function, which only returns bytes
     expect(lambda: load("cifar10", tmp_path), file, kind=lb.FileFormatError)
 
 
 CIFAR_DAMAGE: dict[str, tuple[Any, str]] = {
-    "no dict": ([1, 2], "not a dict"),
+    "not a dict": ([1, 2], "not a dict"),
     "no data": ({"labels": [1]}, "3072"),
     "floats": ({"data": np.zeros((2, 3072)), "labels": [1, 2]}, "bytes"),
     "wrong width": ({"data": random_bytes(2, 1000), "labels": [1, 2]}, "3072"),
     "no labels": ({"data": random_bytes(2, 3072)}, "labels"),
     "too few labels": ({"data": random_bytes(2, 3072), "labels": [1]}, "2 images"),
-    "ragged labels": ({"data": random_bytes(2, 3072), "labels": [1, [2, 3]]}, "inhomogeneous"),
+    "ragged labels": ({"data": random_bytes(2, 3072), "labels": [1, [2, 3]]}, "integers from 0 to 9"),
     "label out of range": ({"data": random_bytes(2, 3072), "labels": [1, 10]}, "0 to 9"),
     "negative label": ({"data": random_bytes(2, 3072), "labels": [1, -1]}, "0 to 9"),
     "text labels": ({"data": random_bytes(2, 3072), "labels": ["a", "b"]}, "integers"),
@@ -229,7 +224,7 @@ CIFAR_DAMAGE: dict[str, tuple[Any, str]] = {
 
 
 @pytest.mark.parametrize("name", CIFAR_DAMAGE)
-def test_wrong_cifar_batches_are_named(tmp_path: Path, name: str) -> None:
+def test_invalid_cifar_batches_are_named(tmp_path: Path, name: str) -> None:
     content, words = CIFAR_DAMAGE[name]
     write_cifar10(tmp_path, python3)
     file = tmp_path / "cifar-10-batches-py" / "data_batch_2"
@@ -238,8 +233,8 @@ def test_wrong_cifar_batches_are_named(tmp_path: Path, name: str) -> None:
 
 
 @pytest.mark.parametrize("pickler", PICKLERS)
-def test_spoilt_pickles_never_break_out(tmp_path: Path, pickler: str) -> None:
-    """Cut anywhere, or with bytes changed, a file is either read or refused."""
+def test_corrupted_pickles_are_read_or_refused(tmp_path: Path, pickler: str) -> None:
+    """A file that is truncated or has changed bytes raises nothing but FileFormatError."""
     write_cifar10(tmp_path, PICKLERS[pickler])
     file = tmp_path / "cifar-10-batches-py" / "test_batch"
     good = file.read_bytes()
@@ -260,10 +255,10 @@ def test_a_missing_batch_is_named(tmp_path: Path) -> None:
     expect(lambda: load("cifar10", tmp_path), tmp_path, "cifar-10-batches-py/data_batch_4")
 
 
-# -- Matlab, and what scikit-learn has ---------------------------------------------------------------------------------
+# -- Matlab files, and scikit-learn ------------------------------------------------------------------------------------
 
 
-def test_svhn_comes_back_with_label_ten_as_zero(tmp_path: Path) -> None:
+def test_svhn_is_read_with_label_10_as_0(tmp_path: Path) -> None:
     x, y = write_svhn(tmp_path / "train_32x32.mat", 20)
     (tmp_path / "svhn").mkdir()
     x_test, y_test = write_svhn(tmp_path / "svhn" / "test_32x32.mat", 11)
@@ -275,7 +270,7 @@ def test_svhn_comes_back_with_label_ten_as_zero(tmp_path: Path) -> None:
     assert data.augment == Augment(4, flip=False)
 
 
-def test_the_test_split_can_be_read_alone(tmp_path: Path) -> None:
+def test_the_test_split_can_be_read_without_the_training_split(tmp_path: Path) -> None:
     write_svhn(tmp_path / "test_32x32.mat")
     assert len(read_images("svhn", "test", tmp_path)) == 6
     expect(lambda: load("svhn", tmp_path), "train_32x32.mat")
@@ -297,12 +292,12 @@ def test_damaged_matlab_files_are_named(tmp_path: Path) -> None:
         expect(lambda: read_images("svhn", "test", tmp_path), path, words, kind=lb.FileFormatError)
     write_svhn(path)
     good = path.read_bytes()
-    for bad in (b"", good[:100], good[: len(good) // 2], b"no Matlab file" * 50):
+    for bad in (b"", good[:100], good[: len(good) // 2], b"not a Matlab file" * 50):
         path.write_bytes(bad)
         expect(lambda: read_images("svhn", "test", tmp_path), path, kind=lb.FileFormatError)
 
 
-def test_digits_need_no_files_and_no_example_is_in_two_splits() -> None:
+def test_digits_need_no_files_and_splits_have_no_example_in_common() -> None:
     data, other = load("digits"), load("digits", seed=1)
     assert isinstance(data.train, ArrayDataset)
     assert isinstance(data.validation, ArrayDataset)
@@ -313,7 +308,7 @@ def test_digits_need_no_files_and_no_example_is_in_two_splits() -> None:
     assert data.train.x.max() == 255
     assert data.augment is None
     rows = [{x.numpy().tobytes() for x in part.x} for part in (data.train, data.validation, data.test)]
-    assert [len(part) for part in rows] == [1078, 120, 599]  # no two digits are alike
+    assert [len(part) for part in rows] == [1078, 120, 599]  # no two images are equal
     assert not rows[0] & rows[1]
     assert not (rows[0] | rows[1]) & rows[2]
     assert isinstance(other.test, ArrayDataset)

@@ -1,4 +1,4 @@
-"""Tables of numbers, as people have them."""
+"""Tables of numbers in the formats that people use."""
 
 import gzip
 from pathlib import Path
@@ -10,18 +10,13 @@ import torch
 from data_cases import RANDOM, expect
 
 import leanbayes as lb
-from leanbayes.data import (
-    ArrayDataset,
-    Data,
-    load,
-    read_table,
-)
+from leanbayes.data import ArrayDataset, Data, load, read_table
 
 # -- tables ------------------------------------------------------------------------------------------------------------
 
 
-def undone(data: Data) -> list[float]:
-    """The targets of all splits, in the units of the file."""
+def targets(data: Data) -> list[float]:
+    """Return the targets of all splits in the units of the file."""
     parts: list[Any] = [data.train, data.validation, data.test]
     return sorted(float(y * data.target_std[0] + data.target_mean[0]) for part in parts for y in part.y[:, 0])
 
@@ -29,7 +24,7 @@ def undone(data: Data) -> list[float]:
 @pytest.mark.parametrize("separator", [",", ", ", ";", " ", "\t", "  "])
 @pytest.mark.parametrize("header", ["", "a{0}b{0}the_target\n"])
 @pytest.mark.parametrize("ending", [".csv", ".txt", ".data", ".csv.gz"])
-def test_tables_come_back_standardised(tmp_path: Path, separator: str, header: str, ending: str) -> None:
+def test_tables_are_read_and_standardized(tmp_path: Path, separator: str, header: str, ending: str) -> None:
     table = RANDOM.normal(3, 5, (40, 3)).round(4)
     text = header.format(separator) + "".join(separator.join(map(str, row)) + "\n" for row in table) + "\n\n"
     path = tmp_path / f"table{ending}"
@@ -43,7 +38,7 @@ def test_tables_come_back_standardised(tmp_path: Path, separator: str, header: s
         for values in (data.train.x, data.train.y):
             torch.testing.assert_close(values.mean(0), torch.zeros(values.shape[1]), atol=1e-5, rtol=0)
             torch.testing.assert_close(values.std(0, correction=0), torch.ones(values.shape[1]))
-        assert undone(data) == pytest.approx(sorted(table[:, -1]), abs=1e-4)
+        assert targets(data) == pytest.approx(sorted(table[:, -1]), abs=1e-4)
 
 
 def test_constant_columns_do_not_divide_by_zero(tmp_path: Path) -> None:
@@ -68,19 +63,19 @@ TABLE_DAMAGE: dict[str, tuple[bytes, str]] = {
     "one column": (b"1\n2\n", "2 or more numbers"),
     "only a header": (b"a,b,c\n", "rows"),
     "empty": (b"", "rows"),
-    "no text": (b"\xff\xfe\0\0\x80", "no text"),
+    "not text": (b"\xff\xfe\0\0\x80", "not a text file"),
 }
 
 
 @pytest.mark.parametrize("name", TABLE_DAMAGE)
-def test_a_wrong_cell_is_named_by_line_and_column(tmp_path: Path, name: str) -> None:
+def test_invalid_cells_are_named_by_line_and_column(tmp_path: Path, name: str) -> None:
     content, words = TABLE_DAMAGE[name]
     path = tmp_path / "table.csv"
     path.write_bytes(content)
     expect(lambda: load(str(path)), path, words, kind=lb.FileFormatError)
 
 
-def test_uci_tables_have_names(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_uci_tables_are_loaded_by_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "uci").mkdir()
     for file in ("bostonHousing.txt", "wine-quality-red.csv", "power-plant.data", "mine.txt.gz"):
         text = "".join(f"{i} {i * i}\n" for i in range(30)).encode()
@@ -98,18 +93,18 @@ def test_uci_tables_have_names(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     assert load("boston").input_shape == (1,)
 
 
-def test_the_toy_is_a_noisy_cube() -> None:
+def test_toy_is_a_cubic_function_with_noise() -> None:
     data, again = load("toy", seed=0), load("toy", seed=3)
     assert isinstance(data.test, ArrayDataset)
     assert isinstance(again.test, ArrayDataset)
-    assert np.allclose(undone(data), undone(again), atol=1e-3)
+    assert np.allclose(targets(data), targets(again), atol=1e-3)
     assert isinstance(data.train, ArrayDataset)
     x = torch.cat([data.train.x, data.test.x]).double()
     y = torch.cat([data.train.y, data.test.y]).double() * data.target_std[0] + data.target_mean[0]
-    # The standardised input is a straight line of x: find it by the cube that fits, and look at what is left.
+    # The standardized input is linear in x, so a cubic polynomial fits, and the residuals are the noise.
     features = torch.cat([x**power for power in range(4)], dim=1)
-    rest = y - features @ torch.linalg.lstsq(features, y).solution
-    assert 2.7 < rest.std() < 3.3
+    residuals = y - features @ torch.linalg.lstsq(features, y).solution
+    assert 2.7 < residuals.std() < 3.3
     assert 1.6 < x.max() < 1.85  # 4 over the std of a uniform, 8/√12
     assert -1.85 < x.min() < -1.6
 
@@ -123,11 +118,11 @@ def test_the_toy_is_a_noisy_cube() -> None:
         "größe,höhe\n1,2\n3,4\n".encode("latin-1"),
     ],
 )
-def test_tables_as_people_have_them_are_read(text: bytes, tmp_path: Path) -> None:
+def test_headers_and_separators_of_many_kinds_are_read(text: bytes, tmp_path: Path) -> None:
     (tmp_path / "a.csv").write_bytes(text)
     assert read_table(tmp_path / "a.csv").tolist() == [[1, 2], [3, 4]]
 
 
-def test_a_first_row_of_missing_values_is_no_header(tmp_path: Path) -> None:
+def test_a_first_row_of_missing_values_is_not_a_header(tmp_path: Path) -> None:
     (tmp_path / "a.csv").write_bytes(b"NA,NA\n1,2\n")
     expect(lambda: read_table(tmp_path / "a.csv"), "line 1, column 1", kind=lb.FileFormatError)

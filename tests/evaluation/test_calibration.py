@@ -1,4 +1,4 @@
-"""Calibration errors against plain loops, torchmetrics and known answers; the order of the examples never matters."""
+"""Calibration errors agree with plain loops, torchmetrics and known values, in any order of the examples."""
 
 import math
 from collections.abc import Callable
@@ -15,8 +15,8 @@ from torch import Tensor
 from torchmetrics.functional import classification as tm
 from training_cases import expect
 
-from leanbayes.evaluation import calibration
-from leanbayes.evaluation.calibration import (
+from leanbayes.evaluation import calibration_error as calibration
+from leanbayes.evaluation.calibration_error import (
     BINS,
     adaptive_ece,
     bin_sums,
@@ -30,7 +30,7 @@ DTYPES = [torch.float16, torch.bfloat16, torch.float32, torch.float64]
 
 
 def examples(count: int = 400, classes: int = 5, sharp: float = 2.0) -> tuple[Tensor, Tensor]:
-    """Probabilities, and labels that follow them but for one in four."""
+    """Probabilities, and labels of which three in four follow them."""
     probs = (sharp * torch.randn(count, classes, dtype=torch.float64)).softmax(1)
     labels = torch.multinomial(probs, 1)[:, 0]
     return probs, torch.where(torch.rand(count) < 0.75, labels, torch.randint(classes, (count,)))
@@ -51,7 +51,7 @@ def plain_sums(confidence: list[float], right: list[bool], bins: int) -> np.ndar
 
 
 def equal_mass_bins(p: np.ndarray, bins: int) -> list[np.ndarray]:
-    """Sorted values cut into parts; a value that lies on both sides of a cut belongs to the left one."""
+    """Sorted values split into parts; equal values on both sides of a split belong to the left part."""
     parts = np.array_split(np.sort(p), min(bins, len(p)))
     cuts = sorted({(left[-1] + right[0]) / 2 for left, right in pairwise(parts)})
     return [np.flatnonzero(np.searchsorted(cuts, p) == b) for b in range(len(cuts) + 1)]
@@ -90,7 +90,7 @@ def test_sums_are_those_of_a_plain_loop(bins: int) -> None:
 def test_a_limit_belongs_to_the_bin_below_in_every_dtype(dtype: torch.dtype) -> None:
     limits = (torch.arange(BINS + 1, dtype=torch.float64) / BINS).to(dtype)
     counts = bin_sums(limits, torch.ones(BINS + 1, dtype=torch.bool))[2]
-    assert counts.tolist() == [2] + [1] * (BINS - 1)  # the first bin has 0 as well
+    assert counts.tolist() == [2] + [1] * (BINS - 1)  # the first bin includes 0
     above = limits[1:-1] * (1 + torch.finfo(dtype).eps)
     assert bin_sums(above, torch.ones(BINS - 1, dtype=torch.bool))[2].tolist() == [0] + [1] * (BINS - 1)
 
@@ -128,7 +128,7 @@ def test_errors_agree_with_torchmetrics() -> None:
     assert classwise_ece(class_bin_sums(probs, labels)) == pytest.approx(np.mean(classes), rel=1e-6)
 
 
-def test_torchmetrics_gives_complete_confidence_a_bin_of_its_own() -> None:
+def test_torchmetrics_puts_full_confidence_into_a_separate_bin() -> None:
     probs = torch.tensor([[1.0, 0.0], [1.0, 0.0], [0.96, 0.04], [0.96, 0.04]], dtype=torch.float64)
     labels = torch.tensor([0, 1, 0, 0])
     sums = bin_sums(*top(probs, labels))
@@ -144,7 +144,7 @@ def test_known_errors_of_the_bins() -> None:
     assert expected_calibration_error(sums) == pytest.approx((4 * 0.15 + 0.7) / 5)
 
 
-def test_certain_and_right_has_no_error_and_certain_and_wrong_has_all() -> None:
+def test_certain_predictions_have_no_error_if_right_and_the_largest_if_wrong() -> None:
     one, zero = torch.ones(6), torch.zeros(6)
     for confidence, right, wanted in ((one, one, 0.0), (zero, zero, 0.0), (one, zero, 1.0), (zero, one, 1.0)):
         assert expected_calibration_error(bin_sums(confidence, right)) == wanted
@@ -169,7 +169,7 @@ def test_equal_mass_errors_are_those_of_a_plain_loop(count: int) -> None:
     assert adaptive_ece(confidence, right) == pytest.approx(expected, abs=1e-12)
     expected = plain_debiased_error(probs.numpy(), labels.numpy(), BINS)
     assert debiased_classwise_error(probs, labels) == pytest.approx(expected, abs=1e-9)
-    assert (expected > 0) == (count > BINS)  # else one example is all that a bin has
+    assert (expected > 0) == (count > BINS)  # else every bin has at most one example
 
 
 def test_without_ties_the_bins_differ_by_one_example_at_most() -> None:
@@ -178,7 +178,7 @@ def test_without_ties_the_bins_differ_by_one_example_at_most() -> None:
     assert sizes == [10] * 7 + [9] * 3
 
 
-def test_a_tie_is_not_cut() -> None:
+def test_ties_share_a_bin() -> None:
     confidence = torch.tensor([0.125, 0.25, 0.5, 0.5, 0.5, 0.5, 0.75, 1.0])
     assert calibration._equal_mass(confidence, 4).tolist() == [0, 0, 1, 1, 1, 1, 3, 3]
     right = torch.tensor([False, False, True, False, True, False, True, True])
@@ -209,8 +209,8 @@ def test_the_order_of_the_examples_does_not_matter(pairs: list[tuple[int, int]],
     assert 0 <= ece <= 1 + 1e-12
 
 
-def test_debiasing_makes_a_small_sample_as_honest_as_a_large_one() -> None:
-    """Ten labels a bin, and a frequency 0.25 above what is said: the mean of E² is 0.25², and with bias it is not."""
+def test_the_debiased_error_of_few_labels_has_no_bias() -> None:
+    """With ten labels per bin and a frequency 0.25 above the probability, the mean of E² is 0.25²."""
     said = (torch.arange(BINS, dtype=torch.float64) / 20).repeat_interleave(10)
     found, biased = [], []
     for _ in range(400):
@@ -233,7 +233,7 @@ def test_a_calibrated_model_has_almost_no_debiased_error() -> None:
 
 
 @pytest.mark.parametrize("chunk", [1, 100, 250])
-def test_classes_may_be_worked_on_in_chunks(chunk: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_classes_may_be_processed_in_chunks(chunk: int, monkeypatch: pytest.MonkeyPatch) -> None:
     probs, labels = examples(100)
     whole = debiased_classwise_error(probs, labels)
     assert whole > 0
@@ -245,7 +245,7 @@ def test_classes_may_be_worked_on_in_chunks(chunk: int, monkeypatch: pytest.Monk
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_any_float_counts_in_double_precision(dtype: torch.dtype) -> None:
+def test_all_float_types_are_summed_in_double_precision(dtype: torch.dtype) -> None:
     probs, labels = examples()
     probs = probs.to(dtype).requires_grad_()
     confidence, right = top(probs, labels)
@@ -257,12 +257,12 @@ def test_any_float_counts_in_double_precision(dtype: torch.dtype) -> None:
     assert not sums.requires_grad
 
 
-def test_whole_numbers_and_truth_values_are_taken() -> None:
+def test_integers_and_booleans_are_accepted() -> None:
     for kind in (torch.bool, torch.int64, torch.uint8, torch.float32):
-        sure, right = torch.tensor([1, 1, 0, 1]).to(kind), torch.tensor([1, 0, 0, 1]).to(kind)
-        assert expected_calibration_error(bin_sums(sure, right)) == 0.25
-        assert adaptive_ece(sure, right) == 0.25
-        probs = torch.stack([1 - sure.long(), sure.long()], 1).to(kind)
+        certain, right = torch.tensor([1, 1, 0, 1]).to(kind), torch.tensor([1, 0, 0, 1]).to(kind)
+        assert expected_calibration_error(bin_sums(certain, right)) == 0.25
+        assert adaptive_ece(certain, right) == 0.25
+        probs = torch.stack([1 - certain.long(), certain.long()], 1).to(kind)
         hits = class_bin_sums(probs, right.to(torch.uint8))[:, 1]
         assert hits[:, 0].tolist() == [1, 0]
         assert hits[:, -1].tolist() == [1, 2]
@@ -271,7 +271,7 @@ def test_whole_numbers_and_truth_values_are_taken() -> None:
     assert torch.equal(class_bin_sums(probs, labels), class_bin_sums(probs, labels.long()))
 
 
-def test_strided_views_are_taken_without_a_warning() -> None:
+def test_strided_views_are_accepted_without_a_warning() -> None:
     probs, labels = examples(60)
     always = torch.is_warn_always_enabled()
     torch.set_warn_always(True)
@@ -288,11 +288,11 @@ def test_pixels_count_as_examples() -> None:
     assert torch.equal(bin_sums(confidence, right), bin_sums(confidence.flatten(), right.flatten()))
 
 
-def test_what_rounding_puts_above_1_is_in_the_last_bin() -> None:
+def test_probabilities_rounded_above_1_are_in_the_last_bin() -> None:
     assert bin_sums(torch.tensor([1.0078, -0.001]), torch.ones(2))[2].tolist() == [1] + [0] * (BINS - 2) + [1]
 
 
-def test_without_examples_there_is_no_error_to_tell() -> None:
+def test_the_error_without_examples_is_nan() -> None:
     nothing, classes, labels = torch.zeros(0), torch.zeros(0, 3), torch.zeros(0, dtype=torch.long)
     assert bin_sums(nothing, nothing).tolist() == torch.zeros(3, BINS).tolist()
     assert math.isnan(expected_calibration_error(bin_sums(nothing, nothing)))
@@ -301,7 +301,7 @@ def test_without_examples_there_is_no_error_to_tell() -> None:
     assert math.isnan(debiased_classwise_error(classes, labels))
 
 
-def test_what_is_no_probability_is_refused() -> None:
+def test_invalid_probabilities_raise_errors() -> None:
     probs, labels = examples(10)
     for bad in (probs * 100, probs.log(), probs.clone().fill_(math.nan)):
         expect(partial(bin_sums, bad[:, 0], labels == 0), "between 0 and 1")
@@ -310,7 +310,7 @@ def test_what_is_no_probability_is_refused() -> None:
         expect(partial(debiased_classwise_error, bad, labels), "between 0 and 1")
 
 
-def test_what_does_not_fit_is_refused() -> None:
+def test_mismatched_shapes_and_labels_raise_errors() -> None:
     probs, labels = examples(10)
     expect(lambda: bin_sums(probs[:, 0], labels[:, None] == 0), "(10, 1)", "(10,)")
     expect(lambda: adaptive_ece(probs[:, 0], labels[:9] == 0), "(9,)", "(10,)")

@@ -1,4 +1,4 @@
-"""Curves behind the scores, against numpy and plain loops."""
+"""Curves behind the scores agree with numpy and plain loops."""
 
 import math
 
@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 import leanbayes as lb
 from leanbayes.evaluation import Scores
-from leanbayes.evaluation.calibration import bin_sums
+from leanbayes.evaluation.calibration_error import bin_sums
 from leanbayes.evaluation.curves import curves_of, entropy_edges, extremes_of, histogram
 
 
@@ -23,7 +23,7 @@ def scores_of(examples: int, classes: int = 5) -> tuple[Scores, lb.ClassPredicti
     return scores, prediction, y
 
 
-def test_reliability_is_the_bins_of_the_answers_and_of_each_class() -> None:
+def test_reliability_has_the_bins_of_predictions_and_of_each_class() -> None:
     scores, prediction, y = scores_of(300)
     curves = curves_of(scores)
     p = prediction.probs.double().numpy()
@@ -52,7 +52,7 @@ def test_risk_over_coverage_has_both_ends_and_at_most_101_points_of_the_true_cur
     assert np.diff(coverage).min() > 0
 
 
-def test_entropies_of_right_and_wrong_answers_are_counted_apart() -> None:
+def test_entropies_of_correct_and_wrong_predictions_are_counted_separately() -> None:
     scores, prediction, y = scores_of(200)
     curves = curves_of(scores)
     edges = np.linspace(0, math.log(5), 31)
@@ -71,13 +71,13 @@ def test_every_value_is_in_one_bin_of_a_histogram(values: list[float], classes: 
     assert found == np.histogram(inside, edges.numpy())[0].tolist()
 
 
-def test_a_value_on_a_limit_is_in_the_bin_above_it() -> None:
+def test_a_value_on_an_edge_is_in_the_bin_above_it() -> None:
     edges = entropy_edges(10)
     assert histogram(edges[:-1], edges) == [1] * 30
     assert histogram(edges[-2:], edges) == [*[0] * 29, 2]  # the last has no bin above it
 
 
-def test_a_guess_is_in_the_last_bin_and_certainty_in_the_first() -> None:
+def test_uniform_predictions_are_in_the_last_bin_and_certain_ones_in_the_first() -> None:
     for classes in (2, 10, 1000):
         guess = torch.full((1, classes), 1 / classes)
         certain = torch.zeros(1, classes)
@@ -86,34 +86,34 @@ def test_a_guess_is_in_the_last_bin_and_certainty_in_the_first() -> None:
         assert histogram(entropy, entropy_edges(classes)) == [1, *[0] * 28, 1]
 
 
-def test_without_details_there_are_only_the_bins_of_the_answers() -> None:
+def test_without_details_there_are_only_the_bins_of_predictions() -> None:
     prediction = class_prediction(random_probs(20, 3))
     scores = Scores()
     scored(scores, prediction, some_labels(prediction.probs))
     assert curves_of(scores).keys() == {"reliability"}
 
 
-def test_yes_and_no_have_the_reliability_of_yes() -> None:
+def test_binary_outputs_have_the_reliability_of_the_positive_class() -> None:
     probs = torch.rand(20, 2)
     scores = Scores(details=True)
     scored(scores, lb.BinaryPrediction(1, None, probs, torch.zeros(20, 2)), probs.round())
     assert curves_of(scores) == {"reliability": bin_sums(probs, probs.round()).tolist()}
 
 
-def test_of_equal_examples_the_first_come_first() -> None:
+def test_equal_examples_keep_their_order() -> None:
     probs = torch.tensor([[0.9, 0.1]]).repeat(30, 1)
     y = torch.tensor([0, 1] * 15)
     scores = Scores(details=True)
     scored(scores, lb.ClassPrediction(1, None, probs, torch.zeros(30), 1), y)
-    labelled = torch.ones(31, dtype=torch.bool)
-    labelled[0] = False
-    found = extremes_of(scores.outcome(), labelled)
+    labeled = torch.ones(31, dtype=torch.bool)
+    labeled[0] = False
+    found = extremes_of(scores.outcome(), labeled)
     assert [one["index"] for one in found["mistakes"]] == [*range(2, 26, 2)]
     assert [one["index"] for one in found["unsure"]] == [*range(1, 13)]
     assert {(one["truth"], one["answer"]) for one in found["mistakes"]} == {(1, 0)}
 
 
-def test_a_model_without_mistakes_has_none_to_show() -> None:
+def test_a_perfect_model_has_no_mistakes() -> None:
     probs = torch.eye(4)
     scores = Scores(details=True)
     scored(scores, lb.ClassPrediction(1, None, probs, torch.zeros(4), 1), torch.arange(4))

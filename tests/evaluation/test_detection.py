@@ -1,4 +1,4 @@
-"""Detection scores against scikit-learn, torchmetrics where it agrees, plain loops and a closed form."""
+"""Detection scores agree with scikit-learn, plain loops, a closed form and, mostly, torchmetrics."""
 
 import math
 from collections.abc import Callable
@@ -27,7 +27,7 @@ def tensors(sides: Sides) -> tuple[Tensor, Tensor]:
 
 
 def joined(scores_in: Tensor, scores_out: Tensor) -> tuple[np.ndarray, np.ndarray]:
-    """Whether each example is from outside, and its score."""
+    """Whether each example is OOD, and its score."""
     outside = np.r_[np.zeros(len(scores_in)), np.ones(len(scores_out))]
     return outside, np.r_[scores_in.double().numpy(), scores_out.double().numpy()]
 
@@ -63,7 +63,7 @@ def test_scores_with_ties_are_those_of_sklearn(sides: Sides) -> None:
 
 
 @given(st.tuples(side, side), st.randoms(use_true_random=False))
-def test_scores_have_bounds_and_no_order(sides: Sides, random: Random) -> None:
+def test_scores_are_bounded_and_do_not_depend_on_the_order(sides: Sides, random: Random) -> None:
     found = detection_scores(*tensors(sides))
     assert all(0 <= value <= 1 + 1e-12 for value in found.values())
     assert found["fpr85"] <= found["fpr95"]
@@ -92,8 +92,8 @@ def test_the_area_of_two_gaussians() -> None:
 @pytest.mark.parametrize(
     ("scores_in", "scores_out", "expected"),
     [
-        ([0.1, 0.2], [0.3, 0.4], (1, 1, 1, 0, 0)),  # told apart
-        ([0.3, 0.4], [0.1, 0.2], (0, (1 / 3 + 2 / 4) / 2, (1 / 3 + 2 / 4) / 2, 1, 1)),  # the wrong way round
+        ([0.1, 0.2], [0.3, 0.4], (1, 1, 1, 0, 0)),  # separable
+        ([0.3, 0.4], [0.1, 0.2], (0, (1 / 3 + 2 / 4) / 2, (1 / 3 + 2 / 4) / 2, 1, 1)),  # separable, but reversed
         ([0.5, 0.5, 0.5], [0.5], (0.5, 0.75, 0.25, 1, 1)),  # all tied
         ([0.5], [0.5], (0.5, 0.5, 0.5, 1, 1)),
         ([-math.inf, 0.0], [math.inf, -0.0], (7 / 8, (1 + 2 / 3) / 2, (1 + 2 / 3) / 2, 0.5, 0.5)),
@@ -116,7 +116,7 @@ def test_torchmetrics_agrees_on_scores_from_0_to_1() -> None:
 
 
 def test_torchmetrics_ties_large_scores() -> None:
-    """Scores outside of [0, 1] go through a sigmoid in their own dtype, which is 1 for all of these."""
+    """torchmetrics applies a sigmoid to scores outside of [0, 1], which is 1 for all of these."""
     for dtype, start in ((torch.float32, 20.0), (torch.float64, 40.0)):
         scores, outside = torch.arange(4, dtype=dtype) + start, torch.tensor([0, 1, 0, 1])
         assert float(tm.binary_auroc(scores, outside)) == 0.5
@@ -127,8 +127,8 @@ def test_torchmetrics_ties_large_scores() -> None:
 
 
 @pytest.mark.parametrize("count", [1, 7, 19, 20, 21, 100, 1000])
-def test_enough_are_accepted_and_not_one_more(count: int) -> None:
-    """Outside at k + ½ is accepted with k + 1 inside, so the rate tells how many were."""
+def test_the_threshold_accepts_exactly_the_requested_share(count: int) -> None:
+    """An OOD example at k + ½ passes if k + 1 others do, so the rate shows how many pass."""
     inside = torch.arange(count)
     for rate in (1 / count, 0.55, 0.57, 0.85, 0.95, 0.99, 1.0):
         accepted = round(false_positive_rate(inside, inside - 0.5, rate) * count)
@@ -141,7 +141,7 @@ def test_the_rate_is_that_of_sklearn_at_any_threshold(sides: Sides, rate: float)
     assert false_positive_rate(*tensors(sides), rate) == rate_of_sklearn(*tensors(sides), rate)
 
 
-def test_a_share_that_is_none_is_refused() -> None:
+def test_an_invalid_rate_raises_an_error() -> None:
     for rate in (0.0, -0.1, 1.1, 95, math.nan):
         expect(partial(false_positive_rate, torch.rand(3), torch.rand(3), rate), f"{rate}", "at most 1")
 
@@ -150,20 +150,20 @@ def test_a_share_that_is_none_is_refused() -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32])
-def test_any_float_counts(dtype: torch.dtype) -> None:
+def test_all_float_types_are_accepted(dtype: torch.dtype) -> None:
     scores_in, scores_out = torch.randn(200).to(dtype).requires_grad_(), (torch.randn(150) + 1).to(dtype)
     expected = scores_of_sklearn(scores_in.detach(), scores_out)
     assert detection_scores(scores_in, scores_out) == pytest.approx(expected, rel=1e-12)
 
 
-def test_whole_numbers_truth_values_and_pixels_are_taken() -> None:
+def test_integers_booleans_and_pixels_are_accepted() -> None:
     bits = torch.tensor([[True, False], [False, False]]), torch.tensor([[True, True], [False, True]])
     expected = scores_of_sklearn(bits[0].flatten(), bits[1].flatten())
     for kind in (torch.bool, torch.uint8, torch.int64):
         assert detection_scores(bits[0].to(kind), bits[1].to(kind)) == pytest.approx(expected)
 
 
-def test_strided_views_are_taken_without_a_warning() -> None:
+def test_strided_views_are_accepted_without_a_warning() -> None:
     always = torch.is_warn_always_enabled()
     torch.set_warn_always(True)
     try:
@@ -174,7 +174,7 @@ def test_strided_views_are_taken_without_a_warning() -> None:
 
 
 @pytest.mark.parametrize("call", [auroc, average_precision, false_positive_rate, detection_scores])
-def test_nothing_and_nan_are_refused(call: Callable[[Tensor, Tensor], object]) -> None:
+def test_empty_scores_and_nan_raise_errors(call: Callable[[Tensor, Tensor], object]) -> None:
     good, bad = torch.rand(3), torch.tensor([0.1, math.nan])
     expect(lambda: call(good, bad), "NaN")
     expect(lambda: call(bad, good), "NaN")

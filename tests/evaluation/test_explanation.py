@@ -1,4 +1,4 @@
-"""Saliency maps against weights, autograd and closed forms; captum's measures against plain loops."""
+"""Saliency maps agree with weights, autograd and closed forms; captum's metrics agree with plain loops."""
 
 import importlib
 from collections.abc import Callable, Iterator
@@ -9,19 +9,19 @@ import numpy as np
 import pytest
 import torch
 from captum import metrics
-from networks import CASES, seeded
+from network_cases import CASES, seeded
 from torch import Tensor, nn
 from torch.func import functional_call
 from training_cases import expect
 
 import leanbayes as lb
-from leanbayes.config import change
+from leanbayes.core.config import change
 from leanbayes.evaluation.explanation import KINDS, Score, explanation_scores, infidelity, saliency, sensitivity_max
 from leanbayes.evaluation.pruning import prune
 from leanbayes.methods import METHODS as ALL_METHODS
-from leanbayes.methods.sparse import SparseMethod
+from leanbayes.methods.sparse_training.base import SparseMethod
 
-METHODS = {**ALL_METHODS, "pbn": lb.PBN(0.2, sensitivity="random")}  # its usual choice needs data
+METHODS = {**ALL_METHODS, "pbn": lb.PBN(0.2, sensitivity="random")}  # its default sensitivity needs data
 
 MEASURES: dict[str, Callable[..., Tensor]] = {"infidelity": infidelity, "sensitivity_max": sensitivity_max}
 EXPLAIN: list[Callable[..., Any]] = [saliency, *MEASURES.values()]
@@ -32,7 +32,7 @@ def generator(seed: int = 0) -> torch.Generator:
 
 
 def linear(method: lb.Method, outputs: int = 3, likelihood: Any = None) -> lb.BayesianModel:
-    """Dropout that only MCDropout minds, and a linear layer: linear in its inputs for each draw of most methods."""
+    """Dropout that only MCDropout uses, and a linear layer: linear in its inputs for each sample of most methods."""
     network = seeded(lambda: nn.Sequential(nn.Dropout(0.5), nn.Linear(6, outputs)).double())()
     return lb.bayesianize(network, method, likelihood=likelihood)
 
@@ -60,8 +60,8 @@ def inputs(rows: int = 4) -> Tensor:
     return torch.randn(rows, 6, generator=generator(1), dtype=torch.float64)
 
 
-def plain_draws(bnn: lb.BayesianModel, network: nn.Module, samples: int, seed: int) -> Iterator[Score]:
-    """The plain network with each draw of the weights, in its own way."""
+def plain_samples(bnn: lb.BayesianModel, network: nn.Module, samples: int, seed: int) -> Iterator[Score]:
+    """The deterministic network with each sample of the weights, without the library's own predict."""
     source = generator(seed)
     for number in range(samples):
         flat = bnn.posterior.sample(bnn.next_draw(source, number).key).detach()
@@ -95,12 +95,12 @@ def test_the_map_of_a_linear_network_is_its_weight() -> None:
     assert torch.equal(found.target, target)
 
 
-def test_maps_are_the_gradients_of_each_draw() -> None:
+def test_maps_are_the_gradients_of_each_sample() -> None:
     network = tanh_network()
     bnn = lb.bayesianize(network, lb.MeanField(init_std=0.5))
     x, target = inputs(), [0, 2, 1, 1]
     for seed in (0, 9):
-        draws = [plain_gradient(call, x, target) for call in plain_draws(bnn, network, 5, seed)]
+        draws = [plain_gradient(call, x, target) for call in plain_samples(bnn, network, 5, seed)]
         found = saliency(bnn, x, torch.tensor(target), samples=5, seed=seed)
         torch.testing.assert_close(found.mean, torch.stack(draws).mean(0))
         torch.testing.assert_close(found.std, torch.stack(draws).std(0, correction=0))
@@ -108,19 +108,19 @@ def test_maps_are_the_gradients_of_each_draw() -> None:
         torch.testing.assert_close(sizes.mean, torch.stack(draws).abs().mean(0))
 
 
-def test_maps_of_rules_with_noise_for_each_example_are_gradients_too() -> None:
+def test_maps_of_rules_with_noise_per_example_are_gradients() -> None:
     x = inputs()
     for method in (lb.MeanField(init_std=0.5, rule="local"), lb.MeanField(init_std=0.5, rule="flipout")):
         bnn = lb.bayesianize(tanh_network(), method)
         found = saliency(bnn, x, 1, samples=1).mean
         with bnn.drawn(bnn.next_draw(generator())) as call, torch.no_grad():
-            for feature in range(6):  # central differences with the noise kept
+            for feature in range(6):  # central differences with the same noise
                 step = 1e-5 * torch.eye(6, dtype=torch.float64)[feature]
                 slope = (call(x + step) - call(x - step))[:, 1] / 2e-5
                 torch.testing.assert_close(found[:, feature], slope, rtol=1e-6, atol=1e-8)
 
 
-def test_members_and_masks_are_the_draws() -> None:
+def test_members_and_dropout_masks_are_samples() -> None:
     ensemble = linear(lb.Ensemble(3))
     weights = torch.stack([p for p in ensemble.network.parameters() if p.dim() > 1])[:, 1].detach()
     found = saliency(ensemble, inputs(2), 1)
@@ -131,7 +131,7 @@ def test_members_and_masks_are_the_draws() -> None:
     one = saliency(dropout, inputs(200), 1, samples=1).mean
     kept = one != 0
     assert 0.4 < kept.double().mean() < 0.6
-    torch.testing.assert_close(one, torch.where(kept, 2 * weight, 0.0))  # dropout of a half doubles what stays
+    torch.testing.assert_close(one, torch.where(kept, 2 * weight, 0.0))  # dropout of a half doubles the other inputs
     torch.testing.assert_close(saliency(dropout, inputs(200), 1, rule="mean").mean, weight.expand(200, 6))
 
 
@@ -139,7 +139,7 @@ def test_integrated_gradients_add_up_to_the_change_of_the_output() -> None:
     network = tanh_network()
     bnn = lb.bayesianize(network, lb.MeanField(init_std=0.5))
     x = inputs()
-    changes = [(call(x) - call(torch.zeros_like(x)))[:, 2] for call in plain_draws(bnn, network, 3, 0)]
+    changes = [(call(x) - call(torch.zeros_like(x)))[:, 2] for call in plain_samples(bnn, network, 3, 0)]
     found = saliency(bnn, x, 2, samples=3, kind="integrated")
     # captum rounds the sizes of its steps to single precision.
     torch.testing.assert_close(found.mean.sum(1), torch.stack(changes).mean(0).detach(), rtol=1e-6, atol=1e-6)
@@ -148,11 +148,11 @@ def test_integrated_gradients_add_up_to_the_change_of_the_output() -> None:
     torch.testing.assert_close(saliency(first, x, 0, kind="integrated").mean, weight * x, rtol=1e-6, atol=1e-6)
 
 
-def test_one_may_bring_ones_own_kind_of_map() -> None:
+def test_a_custom_attribution_can_be_passed() -> None:
     def occlusion(score: Score, x: Tensor) -> Tensor:
         return torch.stack([score(x) - score(x * (torch.arange(6) != i)) for i in range(6)], 1)
 
-    for method in LINEAR_METHODS:  # without a bias in it, occlusion is the gradient times the input
+    for method in LINEAR_METHODS:  # without a bias, occlusion is the gradient times the input
         bnn, x = linear(method), inputs()
         found = saliency(bnn, x, 2, samples=2 if bnn.current_rule.random else 1, kind=occlusion)
         same = saliency(bnn, x, 2, samples=2 if bnn.current_rule.random else 1)
@@ -168,7 +168,7 @@ def test_images_are_explained_by_every_method(method: str, kind: str) -> None:
     network: Any = CASES["cnn"].build()
     made = METHODS[method]
     if isinstance(made, SparseMethod):
-        made = change(made, {"density": 0.5})  # of the usual density nothing gets through so small a network
+        made = change(made, {"density": 0.5})  # at the default density no signal passes so small a network
     bnn = lb.bayesianize(network.to(memory_format=torch.channels_last), made)
     x = CASES["cnn"].example().to(memory_format=torch.channels_last)
     random = bnn.current_rule.random
@@ -185,14 +185,14 @@ def test_images_are_explained_by_every_method(method: str, kind: str) -> None:
         assert values.min() > 0
 
 
-# -- what is explained ------------------------------------------------------------------------------------------------
+# -- targets ----------------------------------------------------------------------------------------------------------
 
 
-def test_by_default_it_is_the_class_of_the_mean_probability() -> None:
+def test_the_default_target_is_the_class_of_the_mean_probability() -> None:
     bnn = linear(lb.Ensemble(3), outputs=2)
     members: Any = bnn.network.networks
     for member, bias in zip(members, ([8.0, 0.0], [0.0, 3.0], [0.0, 3.0]), strict=True):
-        member[1].bias.data.copy_(torch.tensor(bias))  # the mean of the logits would say 0
+        member[1].bias.data.copy_(torch.tensor(bias))  # the mean of the logits would give 0
     x = torch.full((2, 6), 1e-3, dtype=torch.float64)
     assert saliency(bnn, x).target.tolist() == [1, 1]
     assert torch.equal(saliency(bnn, x).mean, saliency(bnn, x, 1).mean)
@@ -200,7 +200,7 @@ def test_by_default_it_is_the_class_of_the_mean_probability() -> None:
 
 
 @pytest.mark.parametrize("likelihood", [lb.Gaussian(), lb.Bernoulli()])
-def test_an_output_of_several_is_named(likelihood: Any) -> None:
+def test_one_of_several_outputs_must_be_chosen(likelihood: Any) -> None:
     bnn = linear(lb.Deterministic(), 3, likelihood)
     weight = bnn.network.get_parameter("1.weight").detach()
     torch.testing.assert_close(saliency(bnn, inputs(2), 2).mean, weight[2].expand(2, 6))
@@ -210,7 +210,7 @@ def test_an_output_of_several_is_named(likelihood: Any) -> None:
     torch.testing.assert_close(saliency(single, inputs(1)).mean, single.network.get_parameter("1.weight").detach())
 
 
-def test_of_a_mean_and_a_variance_the_mean_is_explained() -> None:
+def test_the_mean_is_explained_if_outputs_are_mean_and_variance() -> None:
     bnn = linear(lb.Deterministic(), 4, lb.HeteroscedasticGaussian())
     torch.testing.assert_close(saliency(bnn, inputs(1), 1).mean[0], bnn.network.get_parameter("1.weight")[1].detach())
     expect(lambda: saliency(bnn, inputs(1), 2), "0 to 1")
@@ -223,7 +223,7 @@ def test_of_a_mean_and_a_variance_the_mean_is_explained() -> None:
     ("target", "words"),
     [(3, "0 to 2"), (-1, "0 to 2"), (torch.zeros(3, dtype=torch.long), "tensor of 4"), (torch.zeros(4), "integer")],
 )
-def test_impossible_targets_are_refused(target: Any, words: str) -> None:
+def test_invalid_targets_raise_errors(target: Any, words: str) -> None:
     for explain in EXPLAIN:
         expect(partial(explain, linear(lb.MeanField()), inputs(), target), words)
 
@@ -232,8 +232,8 @@ def test_impossible_targets_are_refused(target: Any, words: str) -> None:
 
 
 @pytest.mark.parametrize("method", LINEAR_METHODS)
-def test_gradients_foretell_a_linear_network_exactly_and_never_change(method: lb.Method) -> None:
-    # Only if every draw, with every example's signs and masks, is the same in each of captum's calls.
+def test_gradients_of_a_linear_network_are_exact_and_constant(method: lb.Method) -> None:
+    # This holds only if every sample, with the signs and masks of every example, is the same in each call of captum.
     bnn = linear(method)
     assert infidelity(bnn, inputs(), std=1.0, samples=None).max() < 1e-25
     assert sensitivity_max(bnn, inputs(), radius=1.0).max() == 0
@@ -250,7 +250,7 @@ def test_the_infidelity_of_a_wrong_map_is_known(std: float | None) -> None:
     assert found.mean().item() == pytest.approx(size**2 * error.square().sum().item(), rel=5 * (2 / 10_000) ** 0.5)
 
 
-def test_a_normalised_infidelity_minds_only_the_shape_of_a_map() -> None:
+def test_normalized_infidelity_depends_only_on_the_shape_of_a_map() -> None:
     bnn, x = linear(lb.Deterministic()), inputs()
     weight = bnn.network.get_parameter("1.weight")[1].detach()
     settings: dict[str, Any] = {"kind": lambda score, x: 7 * weight.expand_as(x), "perturbations": 3}
@@ -258,13 +258,13 @@ def test_a_normalised_infidelity_minds_only_the_shape_of_a_map() -> None:
     assert infidelity(bnn, x, 1, **settings, normalize=True).max() < 1e-15
 
 
-def test_the_measures_are_those_of_a_plain_loop() -> None:
+def test_the_metrics_are_those_of_a_plain_loop() -> None:
     network = tanh_network()
     bnn = lb.bayesianize(network, lb.MeanField(init_std=0.5))
     x, target, samples, count = inputs(), [0, 2, 1, 1], 3, 4
     unfaithful, change = torch.zeros(4).double(), torch.zeros(4).double()
     normals, uniforms = generator(6), generator(6)
-    for call in plain_draws(bnn, network, samples, 6):
+    for call in plain_samples(bnn, network, samples, 6):
         own = plain_gradient(call, x, target)
         outputs = call(x).detach()
         largest = [0.0] * 4
@@ -287,13 +287,13 @@ def test_the_measures_are_those_of_a_plain_loop() -> None:
     assert change.min() > 1e-2
 
 
-def test_the_radius_is_by_default_a_share_of_the_spread_of_the_inputs() -> None:
+def test_the_default_radius_is_a_fraction_of_the_std_of_the_inputs() -> None:
     bnn, x = lb.bayesianize(tanh_network(), lb.Deterministic()), inputs()
     given = sensitivity_max(bnn, x, radius=0.02 * x.std(correction=0).item())
     torch.testing.assert_close(sensitivity_max(bnn, x), given)
 
 
-def test_maps_that_are_multiplied_by_the_input_are_perturbed_as_captum_says() -> None:
+def test_maps_that_are_multiplied_by_the_input_are_perturbed_as_in_captum() -> None:
     bnn, x = lb.bayesianize(tanh_network(), lb.Deterministic()), inputs()
     x[:, 2] = 0
     network = bnn.to_deterministic()
@@ -346,7 +346,7 @@ def test_scores_of_a_network_without_noise_and_of_one_without_weights() -> None:
 
 @pytest.mark.parametrize("method", METHODS)
 @pytest.mark.parametrize("fails", [False, True])
-def test_the_model_the_inputs_and_the_random_states_are_left_alone(method: str, fails: bool) -> None:
+def test_the_model_the_inputs_and_the_random_states_are_not_changed(method: str, fails: bool) -> None:
     def fail(score: Score, x: Tensor) -> Tensor:
         raise RuntimeError("no map")
 
@@ -385,19 +385,19 @@ def test_results_have_no_graph() -> None:
     assert not any(result.requires_grad for result in results)
 
 
-def test_a_seed_gives_the_same_again_and_another_gives_others() -> None:
+def test_results_follow_from_the_seed() -> None:
     bnn, x = lb.bayesianize(tanh_network(), lb.MeanField(init_std=0.5)), inputs()
     for explain in (lambda *args, **given: saliency(*args, **given).mean, *MEASURES.values()):
         first = explain(bnn, x, 1, samples=2)
         assert torch.equal(explain(bnn, x, 1, samples=2, seed=0), first)
         assert not torch.allclose(explain(bnn, x, 1, samples=2, seed=1), first)
         torch.manual_seed(123)
-        bnn(x)  # takes from the model's own stream
+        bnn(x)  # advances the model's own random stream
         assert torch.equal(explain(bnn, x, 1, samples=2), first)
 
 
 @pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])
-def test_maps_are_made_where_gradients_are_off(mode: Any) -> None:
+def test_maps_are_computed_if_gradients_are_disabled(mode: Any) -> None:
     bnn, x = lb.bayesianize(tanh_network(), lb.MeanField(init_std=0.5)), inputs()
     expected = [saliency(bnn, x, samples=2).mean, infidelity(bnn, x, samples=2), sensitivity_max(bnn, x, samples=2)]
     with mode():
@@ -407,10 +407,10 @@ def test_maps_are_made_where_gradients_are_off(mode: Any) -> None:
     assert all(torch.equal(a, b) for a, b in zip(found, expected, strict=True))
 
 
-# -- what cannot be explained -----------------------------------------------------------------------------------------
+# -- errors -----------------------------------------------------------------------------------------------------------
 
 
-def test_what_has_no_map_is_told() -> None:
+def test_inputs_and_outputs_without_maps_raise_errors() -> None:
     dense = lb.bayesianize(CASES["autoencoder"].build(), lb.MeanField())
     expect(lambda: saliency(dense, CASES["autoencoder"].example()), "(4, 2, 8, 8)", "mean over all pixels")
     text = lb.bayesianize(CASES["language_model"].build(), lb.MeanField())
@@ -419,7 +419,7 @@ def test_what_has_no_map_is_told() -> None:
         expect(partial(explain, text, {"x": inputs()}), "dict", "wrap")
 
 
-def test_bad_settings_are_refused() -> None:
+def test_invalid_settings_raise_errors() -> None:
     bnn, x = linear(lb.MeanField()), inputs()
     expect(lambda: saliency(bnn, x, kind="gradients"), "did you mean gradient?")
     expect(lambda: saliency(bnn, x, kind="shap"), "gradient, magnitude, integrated")
@@ -428,12 +428,12 @@ def test_bad_settings_are_refused() -> None:
     expect(lambda: saliency(bnn, x * torch.nan), "NaN")
     expect(lambda: infidelity(bnn, x, std=0.0), "std=0.0", "positive")
     expect(lambda: sensitivity_max(bnn, x, radius=-1.0), "radius=-1.0", "positive")
-    expect(lambda: infidelity(bnn, torch.ones(2, 6).double()), "give std=")
+    expect(lambda: infidelity(bnn, torch.ones(2, 6).double()), "pass std=")
     for measure in MEASURES.values():
         expect(partial(measure, bnn, x, perturbations=0), "at least 1")
 
 
-def test_without_captum_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_error_without_captum_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     def import_module(name: str) -> None:
         raise ImportError(name)
 
@@ -445,4 +445,4 @@ def test_without_captum_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch)
         lambda: sensitivity_max(bnn, x),
         lambda: saliency(bnn, x, kind="integrated"),
     ):
-        expect(call, "pip install 'leanbayes[explain]'")
+        expect(call, "pip install '.[explain]'")

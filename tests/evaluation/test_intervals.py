@@ -1,4 +1,4 @@
-"""Intervals and CRPS of a Gaussian against scipy, numerical integration and many draws."""
+"""Intervals and CRPS of a Gaussian agree with scipy, numerical integration and many samples."""
 
 import math
 from functools import partial
@@ -15,7 +15,7 @@ from leanbayes.evaluation.intervals import crps, interval_coverage, interval_wid
 
 
 def integrated_crps(error: float, std: float) -> float:
-    """∫(F(t) - [t ≥ error])² dt for F of N(0, std²), each side of the step on its own."""
+    """∫(F(t) - [t ≥ error])² dt for F of N(0, std²), integrated separately on each side of the step."""
     below = integrate.quad(lambda t: stats.norm.cdf(t / std) ** 2, -np.inf, error)[0]
     above = integrate.quad(lambda t: stats.norm.sf(t / std) ** 2, error, np.inf)[0]
     return below + above
@@ -33,7 +33,7 @@ def test_intervals_are_those_of_scipy(level: float) -> None:
     assert 0 < inside.mean() < 1
 
 
-def test_a_true_distribution_is_covered_as_often_as_it_says() -> None:
+def test_intervals_of_the_true_distribution_have_their_nominal_coverage() -> None:
     std = torch.rand(100_000) + 0.1
     error = std * torch.randn(100_000)
     for level in (0.5, 0.95):
@@ -51,7 +51,7 @@ def test_crps_is_the_integral(error: float, std: float) -> None:
     assert found.tolist() == pytest.approx(expected, rel=1e-5, abs=1e-7)
 
 
-def test_crps_is_the_distance_of_draws() -> None:
+def test_crps_is_the_energy_distance_of_samples() -> None:
     """E|X - y| - ½E|X - X'| (Gneiting & Raftery 2007, eq. 20)."""
     x, other = 2 * torch.randn(2, 1_000_000, dtype=torch.float64)
     expected = (x - 1.3).abs().mean() - 0.5 * (x - other).abs().mean()
@@ -59,7 +59,7 @@ def test_crps_is_the_distance_of_draws() -> None:
 
 
 @given(st.floats(-1e3, 1e3), st.floats(0, 1e3), st.floats(0.01, 100))
-def test_crps_is_never_negative_even_and_in_the_unit_of_the_targets(error: float, std: float, unit: float) -> None:
+def test_crps_is_nonnegative_symmetric_and_in_the_unit_of_the_targets(error: float, std: float, unit: float) -> None:
     e, s = torch.tensor([error], dtype=torch.float64), torch.tensor([std], dtype=torch.float64)
     found = float(crps(e, s))
     assert 0 <= found <= abs(error) + std
@@ -67,7 +67,7 @@ def test_crps_is_never_negative_even_and_in_the_unit_of_the_targets(error: float
     assert float(crps(unit * e, unit * s)) == pytest.approx(unit * found, rel=1e-6, abs=1e-12)
 
 
-def test_without_spread_the_score_is_the_absolute_error() -> None:
+def test_crps_without_std_is_the_absolute_error() -> None:
     error = torch.tensor([-2.0, 0.0, 0.5], dtype=torch.float64)
     for std in (0.0, 5e-324, 1e-300, 1e-12):
         assert crps(error, torch.full_like(error, std)).tolist() == pytest.approx([2, 0, 0.5], abs=1e-11)
@@ -75,7 +75,7 @@ def test_without_spread_the_score_is_the_absolute_error() -> None:
     assert interval_width(torch.zeros(3)).tolist() == [0, 0, 0]
 
 
-def test_crps_has_gradients_with_and_without_spread() -> None:
+def test_crps_has_gradients_with_and_without_std() -> None:
     error = torch.tensor([-2.0, 0.5, 0.7], dtype=torch.float64, requires_grad=True)
     std = torch.tensor([0.3, 1.0, 2.0], dtype=torch.float64, requires_grad=True)
     assert torch.autograd.gradcheck(crps, (error, std))
@@ -85,7 +85,7 @@ def test_crps_has_gradients_with_and_without_spread() -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32])
-def test_any_float_counts_in_double_precision(dtype: torch.dtype) -> None:
+def test_all_float_types_are_computed_in_double_precision(dtype: torch.dtype) -> None:
     error, std = torch.randn(300).to(dtype), (torch.rand(300) + 0.1).to(dtype)
     assert torch.equal(crps(error, std), crps(error.double(), std.double()))
     assert torch.equal(interval_coverage(error, std), interval_coverage(error.double(), std.double()))
@@ -93,7 +93,7 @@ def test_any_float_counts_in_double_precision(dtype: torch.dtype) -> None:
     assert crps(error, std).dtype == interval_width(std).dtype == torch.float64
 
 
-def test_whole_numbers_and_no_examples() -> None:
+def test_integers_and_empty_tensors_are_accepted() -> None:
     error, std = torch.tensor([0, 1, -3]), torch.tensor([1, 1, 1])
     assert interval_coverage(error, std).tolist() == [1, 1, 0]
     assert crps(error, std).tolist() == crps(error.double(), std.double()).tolist()
@@ -103,7 +103,7 @@ def test_whole_numbers_and_no_examples() -> None:
         assert found.shape == (0, 2)
 
 
-def test_what_is_no_distribution_is_refused() -> None:
+def test_invalid_distributions_raise_errors() -> None:
     error, std = torch.zeros(3), torch.ones(3)
     for call in (interval_coverage, crps):
         expect(partial(call, error, -std), "at least 0")

@@ -1,4 +1,4 @@
-"""Every score of METRICS against scikit-learn, scipy, torchmetrics and plain loops."""
+"""Every metric of METRICS agrees with scikit-learn, scipy, torchmetrics or plain loops."""
 
 import math
 
@@ -66,7 +66,7 @@ def test_every_score_of_classes() -> None:
     y = some_labels(prediction.probs)
     found = scored(Scores(details=True), prediction, y)
     p, labels = prediction.probs.double().numpy(), y.numpy()
-    p /= p.sum(1, keepdims=True)  # scikit-learn minds the last digits
+    p /= p.sum(1, keepdims=True)  # scikit-learn checks the sum
     confidence, right = p.max(1), p.argmax(1) == labels
     wrong, entropy = (~right).astype(float), stats.entropy(p, axis=1)
     gaps = [abs(right[b].mean() - confidence[b].mean()) * len(b) for b in np.array_split(np.argsort(confidence), BINS)]
@@ -107,7 +107,7 @@ def test_a_tie_with_the_true_class_counts_against_it_in_the_top_five() -> None:
 
 
 @pytest.mark.parametrize(("classes", "there"), [(2, False), (5, False), (6, True)])
-def test_the_top_five_of_five_classes_say_nothing(classes: int, there: bool) -> None:
+def test_top5_needs_more_than_five_classes(classes: int, there: bool) -> None:
     prediction = class_prediction(random_probs(20, classes))
     assert ("top5" in scored(Scores(), prediction, some_labels(prediction.probs))) == there
 
@@ -140,9 +140,9 @@ def test_probabilities_of_0_and_1_have_finite_scores(dtype: torch.dtype) -> None
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 def test_half_precision_has_the_scores_of_its_probabilities(dtype: torch.dtype) -> None:
     halves = class_prediction(random_probs(80, 6)).probs.to(dtype)
-    y, doubt = some_labels(halves.float()), torch.zeros(80)
-    expected = scored(Scores(details=True), lb.ClassPrediction(1, None, halves.double(), doubt, 1), y)
-    found = scored(Scores(details=True), lb.ClassPrediction(1, None, halves, doubt, 1), y)
+    y, epistemic = some_labels(halves.float()), torch.zeros(80)
+    expected = scored(Scores(details=True), lb.ClassPrediction(1, None, halves.double(), epistemic, 1), y)
+    found = scored(Scores(details=True), lb.ClassPrediction(1, None, halves, epistemic, 1), y)
     for name in ("accuracy", "top5", "nll", "brier", "aurc"):
         assert found[name] == pytest.approx(expected[name], rel=1e-5), name
     assert found == pytest.approx(expected, rel=2e-2, abs=1e-2)  # entropies are computed in half precision
@@ -161,7 +161,7 @@ def test_a_single_example_has_every_score() -> None:
 
 
 @pytest.mark.parametrize("labels", [[0, 3], [0, -1], [0.0, 1.0], [0, 1.5]])
-def test_labels_that_cannot_be_are_refused(labels: list[float]) -> None:
+def test_invalid_labels_raise_errors(labels: list[float]) -> None:
     expect(lambda: Scores().update(class_prediction(random_probs(2, 3)), torch.tensor(labels)), "Labels", "0 to 2")
 
 
@@ -169,7 +169,7 @@ def test_labels_that_cannot_be_are_refused(labels: list[float]) -> None:
 def test_labels_may_be_integers_of_any_size(dtype: torch.dtype) -> None:
     prediction = class_prediction(random_probs(200, 170))
     y = torch.randint(170 if dtype == torch.uint8 else 100, (200,))
-    y[:5] = 156  # which is -100 in a byte
+    y[:5] = 156  # which is -100 in a signed byte
     assert scored(Scores(), prediction, y.to(dtype)) == scored(Scores(), prediction, y)
 
 
@@ -178,7 +178,7 @@ def test_labels_may_be_integers_of_any_size(dtype: torch.dtype) -> None:
 
 def test_every_score_of_dense_classes() -> None:
     prediction = class_prediction(random_probs(6, 4, 5, 7))
-    prediction.probs[:, 3] = 0  # neither predicted nor there
+    prediction.probs[:, 3] = 0  # neither predicted nor true
     y = torch.where(torch.rand(6, 5, 7) < 0.6, prediction.probs.argmax(1), torch.randint(3, (6, 5, 7)))
     y[:, 0] = 255
     y[2] = 255  # an image without a label
@@ -208,7 +208,7 @@ def test_every_score_of_dense_classes() -> None:
     other = multiclass_jaccard_index(prediction.probs, y, 4, average="none", ignore_index=255)
     assert other[:3].numpy() == pytest.approx(by_class, rel=1e-5)
     assert scored(Scores(ignore_index=255, details=True), prediction, y) == pytest.approx(found, rel=1e-6)
-    # What is predicted where there is no label changes nothing.
+    # Predictions of pixels without a label do not matter.
     prediction.probs[(y == 255)[:, None].expand(-1, 4, -1, -1)] = 0.25
     assert scored(Scores(ignore_index=255, details=True), prediction, y) == pytest.approx(found, rel=1e-5)
 
@@ -219,7 +219,7 @@ def test_dense_predictions_keep_no_examples() -> None:
     sizes = []
     for _ in range(3):
         scores.update(prediction, some_labels(prediction.probs))
-        sizes.append(sum(sums.nbytes for sums in scores._taken.sums.values()))
+        sizes.append(sum(sums.nbytes for sums in scores._state.sums.values()))
     assert scores.outcome() is None
     assert sizes[0] == sizes[1] == sizes[2]
     curves = curves_of(scores)
@@ -227,17 +227,17 @@ def test_dense_predictions_keep_no_examples() -> None:
     assert np.sum(curves["reliability"][2]) == 3 * 4 * 36
 
 
-def test_a_mean_of_means_is_refused() -> None:
+def test_a_mean_metric_of_a_scalar_raises_an_error() -> None:
     prediction = lb.ClassPrediction(1, None, torch.rand(8, 3).softmax(1), torch.zeros(8), 1)
     scores = Scores(metrics=[mean("m", lambda o: o.right.float().mean())])
-    expect(lambda: scores.update(prediction, torch.zeros(8, dtype=torch.long)), "one for each, not their mean")
+    expect(lambda: scores.update(prediction, torch.zeros(8, dtype=torch.long)), "one value per example")
 
 
-# -- yes or no --------------------------------------------------------------------------------------------------------
+# -- binary -----------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("details", [False, True])
-def test_every_score_of_yes_and_no(details: bool) -> None:
+def test_every_score_of_binary_outputs(details: bool) -> None:
     probs, expected_entropy = torch.rand(60, 3), 0.1 * torch.rand(60, 3)
     y = (torch.rand(60, 3) < probs).float()
     found = scored(Scores(details=details), lb.BinaryPrediction(1, None, probs, expected_entropy), y, [7, 53])
@@ -274,13 +274,13 @@ def numeric_crps(error: float, std: float) -> float:
 @pytest.mark.parametrize("scale", [(), (2.5,), (2.5, 0.1)])
 def test_every_score_of_a_regression_in_the_unit_of_the_targets(scale: tuple[float, ...]) -> None:
     mean, y = torch.randn(25, 2), torch.randn(25, 2)
-    noise, doubt = torch.rand(25, 2) + 0.1, torch.rand(25, 2)
-    prediction = lb.RegressionPrediction(2, None, mean, noise, doubt)
+    noise, epistemic = torch.rand(25, 2) + 0.1, torch.rand(25, 2)
+    prediction = lb.RegressionPrediction(2, None, mean, noise, epistemic)
     scores = Scores(target_scale=scale, details=True)
     found = scored(scores, prediction, y, [1, 24])
     unit = np.array(scale or (1.0,))
     m, t = mean.double().numpy() * unit, y.double().numpy() * unit
-    std = np.sqrt((noise + doubt).double().numpy()) * unit
+    std = np.sqrt((noise + epistemic).double().numpy()) * unit
     levels = [0.05 * k for k in range(1, 20)]
     bounds = [stats.norm.interval(level, m, std) for level in levels]
     shares = [((low <= t) & (t <= high)).mean() for low, high in bounds]
@@ -293,7 +293,7 @@ def test_every_score_of_a_regression_in_the_unit_of_the_targets(scale: tuple[flo
         "width_95": (high - low).mean(),
         "interval_error": np.mean(np.abs(np.array(shares) - levels)),
         "std": std.mean(),
-        "epistemic_std": (doubt.double().sqrt().numpy() * unit).mean(),
+        "epistemic_std": (epistemic.double().sqrt().numpy() * unit).mean(),
     }
     assert expected.keys() == names(RegressionOutcome, details=True)
     assert found == pytest.approx(expected, rel=1e-4)
@@ -303,7 +303,7 @@ def test_every_score_of_a_regression_in_the_unit_of_the_targets(scale: tuple[flo
     assert "interval_error" not in basic
 
 
-def test_a_regression_that_claims_to_be_certain_has_finite_scores() -> None:
+def test_a_regression_with_zero_std_has_finite_scores() -> None:
     zeros = torch.zeros(2, 1)
     prediction = lb.RegressionPrediction(1, None, torch.tensor([[1.0], [2.0]]), zeros, zeros)
     found = scored(Scores(details=True), prediction, torch.tensor([[1.0], [2.5]]))
@@ -314,7 +314,7 @@ def test_a_regression_that_claims_to_be_certain_has_finite_scores() -> None:
 
 
 @pytest.mark.parametrize(("shape", "scale"), [((5, 1), (1.0, 2.0)), ((5, 3), (1.0, 2.0)), ((5,), (1.0,) * 5)])
-def test_scales_of_other_targets_are_refused(shape: tuple[int, ...], scale: tuple[float, ...]) -> None:
+def test_a_wrong_number_of_target_scales_raises_an_error(shape: tuple[int, ...], scale: tuple[float, ...]) -> None:
     part = torch.rand(shape)
     prediction = lb.RegressionPrediction(1, None, part, part, part)
     expect(lambda: Scores(target_scale=scale).update(prediction, part), "target_scale", str(len(scale)))
@@ -322,12 +322,12 @@ def test_scales_of_other_targets_are_refused(shape: tuple[int, ...], scale: tupl
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 def test_a_regression_in_half_precision(dtype: torch.dtype) -> None:
-    mean, noise, doubt = (torch.rand(30, 2).to(dtype) + 0.1 for _ in range(3))
+    mean, noise, epistemic = (torch.rand(30, 2).to(dtype) + 0.1 for _ in range(3))
     y = torch.rand(30, 2)
     expected = scored(
-        Scores(details=True), lb.RegressionPrediction(1, None, mean.double(), noise.double(), doubt.double()), y
+        Scores(details=True), lb.RegressionPrediction(1, None, mean.double(), noise.double(), epistemic.double()), y
     )
-    found = scored(Scores(details=True), lb.RegressionPrediction(1, None, mean, noise, doubt), y)
+    found = scored(Scores(details=True), lb.RegressionPrediction(1, None, mean, noise, epistemic), y)
     assert found["rmse"] == pytest.approx(expected["rmse"], rel=1e-5)
     assert found == pytest.approx(expected, rel=2e-2)
 

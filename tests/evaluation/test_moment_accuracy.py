@@ -1,4 +1,4 @@
-"""How good one pass is, layer by layer: where the answer is known, and how the rows and the table look."""
+"""The accuracy of one-pass prediction per layer: known values, and the format of rows and table."""
 
 import copy
 import math
@@ -7,13 +7,13 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from networks import seeded
+from network_cases import seeded
 from torch import Tensor, nn
 
 import leanbayes as lb
 from leanbayes.errors import LeanBayesError
-from leanbayes.evaluation import moments
-from leanbayes.evaluation.moments import LayerAccuracy, accuracy_of, accuracy_table, moment_accuracy
+from leanbayes.evaluation import layer_accuracy as moments
+from leanbayes.evaluation.layer_accuracy import LayerAccuracy, accuracy_of, accuracy_table, moment_accuracy
 from leanbayes.rules import MomentPropagation
 
 SAMPLES = 1000
@@ -33,7 +33,7 @@ def inputs(*shape: int) -> Tensor:
 
 
 def smooth_images(examples: int = 4) -> Tensor:
-    """Images as cameras take them: neighbours are alike, so that all positions feel a filter's noise alike."""
+    """Smooth images, as from a camera: neighboring pixels are similar, so that noise of a filter affects all alike."""
     return 1 + F.interpolate(inputs(examples, 3, 2, 2), 8, mode="bilinear")
 
 
@@ -54,18 +54,18 @@ def pooled() -> lb.BayesianModel:
     return lb.bayesianize(seeded(Pooled)(), lb.MeanField(init_std=0.2))
 
 
-def figures(row: LayerAccuracy) -> list[float]:
+def values_of(row: LayerAccuracy) -> list[float]:
     return [row.ratio, row.low, row.high, row.log_correlation, row.mean_error]
 
 
-# -- figures ----------------------------------------------------------------------------------------------------------
+# -- values -----------------------------------------------------------------------------------------------------------
 
 
-def test_moments_of_a_linear_layer_are_right() -> None:
+def test_moments_of_a_linear_layer_are_exact() -> None:
     rows = moment_accuracy(linear(), inputs(100, 6), SAMPLES, generator=generator())
     assert [row.name for row in rows] == ["0", "output"]
     for row in rows:
-        error = 1 / math.sqrt(2 * SAMPLES)  # of one std by draws
+        error = 1 / math.sqrt(2 * SAMPLES)  # of one std by samples
         assert row.ratio == pytest.approx(1, abs=0.01)
         assert row.low == pytest.approx(1 - 1.645 * error, abs=0.01)
         assert row.high == pytest.approx(1 + 1.645 * error, abs=0.01)
@@ -77,7 +77,7 @@ def test_correlations_matter_after_pooling() -> None:
     bnn, x = pooled(), smooth_images()
     none = moment_accuracy(bnn, x, 500, MomentPropagation(correlation="none"), generator())
     common = moment_accuracy(bnn, x, 500, "moments", generator())
-    assert none[0].ratio == pytest.approx(1, abs=0.03)  # before the pooling nothing is amiss
+    assert none[0].ratio == pytest.approx(1, abs=0.03)  # before the pooling all is well
     assert none[-1].ratio < 0.5
     assert abs(math.log(common[-1].ratio)) < 0.3
     assert none[-1].high < common[-1].low
@@ -93,63 +93,63 @@ def test_calibration_shows_in_the_last_row_only() -> None:
     assert after[-1].log_correlation == pytest.approx(before[-1].log_correlation, abs=1e-5)
 
 
-def test_figures_are_those_of_their_definitions() -> None:
+def test_values_follow_their_definitions() -> None:
     true_mean, true_variance = torch.zeros(101), torch.full((101,), 4.0)
     std = torch.linspace(1, 3, 101)
     row = accuracy_of("a", "B", torch.full((101,), -1.0), std.square(), true_mean, true_variance)
     assert (row.name, row.kind) == ("a", "B")
     assert (row.low, row.ratio, row.high, row.mean_error) == pytest.approx((0.55, 1, 1.45, 0.5))
-    assert math.isnan(row.log_correlation)  # one of them does not vary
+    assert math.isnan(row.log_correlation)  # one of them is constant
     exact = accuracy_of("a", "B", true_mean, std.square(), true_mean, std.square())
     assert exact.log_correlation == pytest.approx(1)
     reverse = accuracy_of("a", "B", true_mean, std.square(), true_mean, 1 / std.square())
     assert reverse.log_correlation == pytest.approx(-1)
 
 
-def test_elements_that_do_not_vary_do_not_count() -> None:
+def test_constant_elements_do_not_count() -> None:
     true_variance = torch.tensor([0.0, 1.0, 4.0, 1e-12, 9.0])
     variance = torch.tensor([1.0, 1.0, 4.0, 1.0, 0.0])
     row = accuracy_of("a", "B", torch.zeros(5), variance, torch.zeros(5), true_variance)
     assert row.ratio == 1
-    assert row.log_correlation == pytest.approx(1)  # a variance of nothing has no logarithm
+    assert row.log_correlation == pytest.approx(1)  # a variance of 0 has no logarithm
     none = accuracy_of("a", "B", torch.zeros(5), torch.zeros(5), torch.zeros(5), torch.zeros(5))
-    assert all(math.isnan(figure) for figure in figures(none))
+    assert all(math.isnan(figure) for figure in values_of(none))
 
 
-def test_large_outputs_are_compared_in_some_elements(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_large_outputs_are_compared_on_a_subset_of_elements(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(moments, "_ELEMENTS", 500)
     row = moment_accuracy(linear(), inputs(100, 6), 300, generator=generator())[-1]
     assert row.ratio == pytest.approx(1, abs=0.02)
-    places = moments._spread(10_000, 500)
+    places = moments._subset(10_000, 500)
     assert len(places.unique()) == 500
     assert places.min() < 20
     assert places.max() >= 9980
-    assert moments._spread(7, 500).tolist() == list(range(7))
-    wide = torch.rand(2**24 + 10)  # more than torch.quantile takes
+    assert moments._subset(7, 500).tolist() == list(range(7))
+    wide = torch.rand(2**24 + 10)  # more than torch.quantile accepts
     assert accuracy_of("a", "B", wide, 4 * wide, wide, wide).ratio == pytest.approx(2)
 
 
-def test_many_examples_go_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_many_examples_are_processed_in_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
     bnn, x = pooled(), smooth_images(5)
     whole = moment_accuracy(bnn, x, 20, generator=generator())
     monkeypatch.setattr(moments, "_ROWS", 2)
     parts = moment_accuracy(bnn, x, 20, generator=generator())
     for one, other in zip(whole, parts, strict=True):
         assert (one.name, one.kind) == (other.name, other.kind)
-        assert figures(one) == pytest.approx(figures(other), rel=1e-3)
+        assert values_of(one) == pytest.approx(values_of(other), rel=1e-3)
 
 
 # -- rows -------------------------------------------------------------------------------------------------------------
 
 
-def test_rows_follow_the_calls() -> None:
+def test_rows_follow_the_order_of_calls() -> None:
     rows = moment_accuracy(pooled(), smooth_images(2), 3)
     names = [("first", "Conv2d"), ("act", "ReLU"), ("second", "Conv2d"), ("act (call 2)", "ReLU"), ("output", "Pooled")]
     assert [(row.name, row.kind) for row in rows] == names
 
 
 class Tagger(nn.Module):
-    """Parts that return several tensors, integers, a dict, or nothing random, and one that is called `output`."""
+    """Modules that return several tensors, integers, a dict, or nothing random, and one named `output`."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -180,20 +180,20 @@ def test_modules_may_return_anything() -> None:
     batch = {"tokens": torch.arange(10).view(2, 5) % 7, "mask": torch.ones(2, 5, dtype=torch.bool)}
     rows = moment_accuracy(bnn, batch, 200, generator=generator())
     kinds = ["Embedding", "MultiheadAttention", "Named", "Linear", "Tagger"]
-    assert [row.kind for row in rows] == kinds  # without what has no floats, and what is not called
+    assert [row.kind for row in rows] == kinds  # without modules that return no floats or are not called
     assert [row.name for row in rows] == ["embed", "attend", "named", "output", "output"]
     assert math.isnan(rows[0].ratio)  # it is not Bayesian here
     assert all(0.5 < row.ratio < 2 for row in rows[1:])
 
 
-def test_fused_layers_of_transformers_are_seen() -> None:
+def test_parts_of_fused_transformer_layers_have_rows() -> None:
     layer = seeded(lambda: nn.TransformerEncoderLayer(8, 2, 16, batch_first=True))()
     rows = moment_accuracy(lb.bayesianize(layer, lb.MeanField()), inputs(2, 3, 8), 3)
     assert {"self_attn", "linear1", "norm2", "output"} <= {row.name for row in rows}
     assert torch.backends.mha.get_fastpath_enabled()
 
 
-def test_covariance_is_judged_as_well() -> None:
+def test_the_covariance_rule_is_checked_too() -> None:
     row = moment_accuracy(linear(), inputs(20, 6), 300, "covariance", generator())[-1]
     assert row.ratio == pytest.approx(1, abs=0.02)
 
@@ -210,10 +210,10 @@ def test_table_is_aligned() -> None:
     ]
 
 
-# -- what it leaves alone, and what it refuses ------------------------------------------------------------------------
+# -- side effects and errors ------------------------------------------------------------------------------------------
 
 
-def test_nothing_is_left_behind() -> None:
+def test_the_model_is_not_changed() -> None:
     bnn = pooled().train()
     next(bnn.network.children()).eval()
     modes = [module.training for module in bnn.modules()]
@@ -227,7 +227,7 @@ def test_nothing_is_left_behind() -> None:
     assert moment_accuracy(bnn, smooth_images(2), 3, generator=generator()) == first
 
 
-def test_hooks_go_when_the_network_fails() -> None:
+def test_hooks_are_removed_if_the_network_fails() -> None:
     bnn = pooled()
     with pytest.raises(RuntimeError):
         moment_accuracy(bnn, inputs(2, 5), 3)
@@ -239,16 +239,16 @@ def test_hooks_go_when_the_network_fails() -> None:
     [
         (lb.Deterministic(), "Deterministic has no Bayesian weights"),
         (lb.MCDropout(), "MCDropout has no Bayesian weights"),
-        (lb.Ensemble(2), "An ensemble has members"),
+        (lb.Ensemble(2), "an ensemble have no moments"),
     ],
 )
-def test_models_without_moments_are_refused(method: lb.Method, message: str) -> None:
+def test_models_without_moments_raise_errors(method: lb.Method, message: str) -> None:
     network = nn.Sequential(nn.Dropout(0.5), nn.Linear(6, 2))
     with pytest.raises(LeanBayesError, match=message):
         moment_accuracy(lb.bayesianize(network, method), inputs(3, 6))
 
 
-def test_bad_settings_are_refused() -> None:
+def test_invalid_settings_raise_errors() -> None:
     with pytest.raises(LeanBayesError, match="samples=1 must be at least 2"):
         moment_accuracy(linear(), inputs(3, 6), samples=1)
     with pytest.raises(LeanBayesError, match="'mean' gives no variance"):

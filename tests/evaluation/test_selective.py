@@ -1,4 +1,4 @@
-"""Selective prediction against plain loops, all orders of a few examples, and closed forms."""
+"""Selective prediction agrees with plain loops, all orders of a few examples, and closed forms."""
 
 import math
 from collections.abc import Callable
@@ -25,7 +25,7 @@ def tensors(drawn: Pairs) -> tuple[Tensor, Tensor]:
 
 
 def plain_curve(uncertainty: Tensor, loss: Tensor) -> tuple[list[float], list[float]]:
-    """Answer all that is at most as uncertain as each threshold."""
+    """Accept all examples that are at most as uncertain as each threshold."""
     answered = [loss[uncertainty <= t].tolist() for t in sorted(set(uncertainty.tolist()))]
     return [len(a) / len(loss) for a in answered], [sum(a) / len(a) for a in answered]
 
@@ -65,7 +65,7 @@ def test_a_known_curve() -> None:
     assert coverage.dtype == risk.dtype == torch.float64
 
 
-def test_infinite_uncertainty_is_answered_last_and_zero_has_no_sign() -> None:
+def test_infinite_uncertainty_is_accepted_last_and_zero_has_no_sign() -> None:
     coverage, risk = risk_coverage(torch.tensor([math.inf, -0.0, 0.0, -math.inf]), torch.tensor([4.0, 1.0, 2.0, 3.0]))
     assert coverage.tolist() == [0.25, 0.75, 1]
     assert risk.tolist() == [3, 2, 2.5]
@@ -97,16 +97,16 @@ def test_the_excess_is_over_the_best_of_all_orders() -> None:
     found = excess_aurc(torch.tensor(uncertainty), torch.tensor(loss))
     assert found == pytest.approx(area - best, rel=1e-12)
     assert found > 0.1
-    equal = torch.full((6,), 0.7, dtype=torch.float64)  # the mean of a tie is rounded otherwise than its members
+    equal = torch.full((6,), 0.7, dtype=torch.float64)  # the mean of a tie is rounded differently from its members
     assert excess_aurc(torch.arange(6), equal) == 0
 
 
 @given(pairs, st.randoms(use_true_random=False))
-def test_areas_have_bounds_and_no_order(drawn: Pairs, random: Random) -> None:
+def test_areas_are_bounded_and_do_not_depend_on_the_order(drawn: Pairs, random: Random) -> None:
     uncertainty, loss = tensors(drawn)
     area, excess = area_under_risk_coverage(uncertainty, loss), excess_aurc(uncertainty, loss)
     assert float(loss.min()) - 1e-12 <= area <= float(loss.max()) + 1e-12
-    assert 0 <= excess <= excess_aurc(-loss, loss) + 1e-12  # the most certain are the worst
+    assert 0 <= excess <= excess_aurc(-loss, loss) + 1e-12  # the most certain examples are the worst
     assert excess_aurc(loss, loss) == 0
     random.shuffle(drawn)
     assert area_under_risk_coverage(*tensors(drawn)) == area
@@ -133,7 +133,7 @@ def test_coverage_is_the_largest_with_that_risk(drawn: Pairs, risk: float) -> No
     assert coverage_at_risk(uncertainty, loss, risk) == pytest.approx(max(allowed, default=0), rel=1e-15)
 
 
-def test_a_risk_that_rises_and_falls_again_is_looked_at_to_the_end() -> None:
+def test_coverage_at_a_risk_that_rises_and_falls_again_is_the_last_one() -> None:
     uncertainty, loss = torch.arange(10), torch.tensor([0, 1, 0, 0, 0, 0, 0, 0, 0, 1])
     assert coverage_at_risk(uncertainty, loss, 0.12) == 0.9
     assert coverage_at_risk(uncertainty, loss, 0.1) == 0.1
@@ -147,7 +147,7 @@ def test_a_risk_that_rises_and_falls_again_is_looked_at_to_the_end() -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32])
-def test_any_float_counts_in_double_precision(dtype: torch.dtype) -> None:
+def test_all_float_types_are_computed_in_double_precision(dtype: torch.dtype) -> None:
     uncertainty, loss = torch.rand(3000).to(dtype).requires_grad_(), torch.rand(3000).to(dtype).requires_grad_()
     exact = uncertainty.detach().double(), loss.detach().double()
     assert area_under_risk_coverage(uncertainty, loss) == area_under_risk_coverage(*exact)
@@ -156,7 +156,7 @@ def test_any_float_counts_in_double_precision(dtype: torch.dtype) -> None:
     assert not risk_coverage(uncertainty, loss)[1].requires_grad
 
 
-def test_truth_values_are_taken_and_pixels_count_as_examples() -> None:
+def test_booleans_are_accepted_and_pixels_count_as_examples() -> None:
     wrong = torch.tensor([[True, False], [False, False]])
     assert area_under_risk_coverage(wrong, wrong) == pytest.approx(0.25 / 4)
     assert coverage_at_risk(wrong, wrong, 0) == 0.75
@@ -174,7 +174,7 @@ CALLS: list[Call] = [risk_coverage, area_under_risk_coverage, excess_aurc, parti
 
 
 @pytest.mark.parametrize("call", CALLS)
-def test_what_cannot_be_ordered_or_paired_is_refused(call: Call) -> None:
+def test_nan_and_mismatched_shapes_raise_errors(call: Call) -> None:
     x, bad = torch.rand(3), torch.tensor([0.1, math.nan, 0.2])
     expect(lambda: call(bad, x), "NaN")
     expect(lambda: call(x, bad), "finite")

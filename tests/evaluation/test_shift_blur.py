@@ -1,4 +1,4 @@
-"""Blurs against scipy, and the swaps of frosted glass one by one."""
+"""Blurs agree with scipy, and the swaps of glass blur with a sequential loop."""
 
 import math
 
@@ -25,14 +25,14 @@ def test_the_disk_is_the_published_one_at_32_pixels() -> None:
 
 
 @pytest.mark.parametrize("radius", [3.0, 6.5, 10.0])
-def test_a_large_disk_is_round_and_as_wide_as_it_says(radius: float) -> None:
+def test_a_large_disk_is_round_and_has_its_radius(radius: float) -> None:
     kernel = disk(radius, 0.5).double()
     axis = torch.arange(len(kernel)) - len(kernel) // 2
     assert kernel.sum() == pytest.approx(1)
     assert torch.allclose(kernel, kernel.T)
     assert torch.allclose(kernel, kernel.flip(0))
-    spread = (kernel.sum(0) * axis**2).sum()
-    assert spread == pytest.approx(radius**2 / 4 + 0.25, rel=0.12)  # of a disk, and of the Gaussian
+    variance = (kernel.sum(0) * axis**2).sum()
+    assert variance == pytest.approx(radius**2 / 4 + 0.25, rel=0.12)  # of a disk, and of the Gaussian
 
 
 @pytest.mark.parametrize(
@@ -57,7 +57,7 @@ def test_gaussian_taps_are_those_of_scipy(sigma: float) -> None:
 
 
 def one_by_one(height: int, width: int, reach: float, generator: torch.Generator) -> list[int]:
-    """One round of swaps for one image in plain Python, in the order that `shuffled` says."""
+    """One round of swaps for one image in plain Python, in the order of `shuffled`."""
     span = math.ceil(reach)
     draws = torch.rand(2, 1, height, width, generator=generator) * (2 * reach + 1) - reach - 0.5
     source = list(range(height * width))
@@ -74,7 +74,7 @@ def one_by_one(height: int, width: int, reach: float, generator: torch.Generator
 
 
 @pytest.mark.parametrize("reach", [0.2, 1.0, 1.5, 4.0])
-def test_swaps_at_once_are_swaps_one_by_one(reach: float) -> None:
+def test_parallel_swaps_are_sequential_swaps(reach: float) -> None:
     for height, width in ((8, 8), (13, 30)):
         for seed in range(3):
             expected = one_by_one(height, width, reach, seeded(seed))
@@ -98,11 +98,11 @@ def test_glass_keeps_the_mean_and_breaks_lines() -> None:
     result = CORRUPTIONS["glass_blur"](images, 5, seeded())
     assert result.mean() == pytest.approx(0.5, abs=0.01)
     assert torch.allclose(result[..., :20], torch.zeros(()))  # far from the edge nothing changes
-    assert result[..., 32].std() > 0.1  # and it is frayed
+    assert result[..., 32].std() > 0.1  # the edge is frayed
 
 
 def streak(angle: float, sigma: float, taps: int) -> np.ndarray:
-    """The kernel of a smear: half a Gaussian about its mean, each tap shared by the four pixels around it."""
+    """The kernel of a motion blur: half a Gaussian about its mean, each tap split among the four nearest pixels."""
     distance = np.arange(taps) * 3 * sigma / (taps - 1)
     weights = np.exp(-(distance**2) / (2 * sigma**2))
     weights /= weights.sum()
@@ -117,7 +117,7 @@ def streak(angle: float, sigma: float, taps: int) -> np.ndarray:
 
 
 @pytest.mark.parametrize(("sigma", "taps"), [(0.5, 7), (2.0, 7), (5.0, 16)])
-def test_a_smear_is_a_convolution_with_a_streak(sigma: float, taps: int) -> None:
+def test_motion_blur_is_a_convolution_with_a_streak(sigma: float, taps: int) -> None:
     images, angles = photographs(32, 40, 3), torch.tensor([0.0, -0.6, 2.0])
     result = smear(images, angles, sigma)
     for image, angle, found in zip(images.double().numpy(), angles.tolist(), result, strict=True):
@@ -135,21 +135,21 @@ def test_motion_blurs_along_the_horizontal_more_and_moves_nothing() -> None:
     assert abs((columns * axis).sum()) < 0.02
     assert (columns * axis**2).sum() > 2 * (rows * axis**2).sum()
     # Along the streak a half Gaussian has the variance σ² (1 - 2/π); E sin² = 1/2 - 1/π, E cos² = 1/2 + 1/π.
-    spread = (columns * axis**2).sum() + (rows * axis**2).sum()
-    assert spread == pytest.approx(2.5**2 * (1 - 2 / math.pi) + 0.3, rel=0.15)  # and bilinear reading adds up to 1/2
+    variance = (columns * axis**2).sum() + (rows * axis**2).sum()
+    assert variance == pytest.approx(2.5**2 * (1 - 2 / math.pi) + 0.3, rel=0.15)  # bilinear sampling adds up to 1/2
 
 
 @pytest.mark.parametrize(("side", "severity", "furthest"), [(32, 1, 1.05), (32, 5, 1.25), (224, 5, 1.30)])
-def test_a_zoom_is_the_mean_of_enlargements(side: int, severity: int, furthest: float) -> None:
+def test_zoom_blur_is_the_mean_of_enlarged_images(side: int, severity: int, furthest: float) -> None:
     images = photographs(side, side, 2)
     result = CORRUPTIONS["zoom_blur"](images, severity, seeded())
-    centre = (side - 1) / 2
+    center = (side - 1) / 2
     expected = np.mean(
         [
             ndimage.affine_transform(
                 images.double().numpy(),
                 [1, 1, 1 / zoom, 1 / zoom],
-                [0, 0, centre - centre / zoom, centre - centre / zoom],
+                [0, 0, center - center / zoom, center - center / zoom],
                 order=1,
             )
             for zoom in np.linspace(1, furthest, 11)

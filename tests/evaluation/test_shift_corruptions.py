@@ -1,4 +1,4 @@
-"""What holds for all 15 corruptions: form, range, order of severities, and where their randomness comes from."""
+"""Properties of all 15 corruptions: shape, range, order of severities, and source of randomness."""
 
 from collections.abc import Callable
 from functools import partial
@@ -14,7 +14,7 @@ from training_cases import expect
 from leanbayes.evaluation.shift import CORRUPTIONS, GEOMETRIC, SEVERITIES, corrupt, corruptions
 from leanbayes.evaluation.shift.severity import Scale
 
-PLAIN = {"defocus_blur", "zoom_blur", "brightness", "contrast", "pixelate", "jpeg_compression"}  # nothing is random
+PLAIN = {"defocus_blur", "zoom_blur", "brightness", "contrast", "pixelate", "jpeg_compression"}  # deterministic ones
 SHAPES = [(2, 1, 8, 8), (2, 1, 28, 28), (3, 3, 32, 32), (2, 3, 9, 31), (1, 3, 224, 224), (1, 3, 240, 320)]
 
 
@@ -28,7 +28,7 @@ def test_the_names_are_those_of_the_benchmark_in_its_order() -> None:
 
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 @pytest.mark.parametrize("name", CORRUPTIONS)
-def test_any_size_comes_back_in_range_and_the_input_stays(name: str, shape: tuple[int, ...]) -> None:
+def test_all_sizes_stay_in_range_and_the_input_is_not_changed(name: str, shape: tuple[int, ...]) -> None:
     images = torch.rand(shape, generator=seeded(5))
     images[0, :, :4], images[0, :, 4:8] = 0, 1
     for severity in (1, 5):
@@ -43,7 +43,7 @@ def test_any_size_comes_back_in_range_and_the_input_stays(name: str, shape: tupl
 
 
 @pytest.mark.parametrize("name", CORRUPTIONS)
-def test_dtypes_come_back_and_agree(name: str) -> None:
+def test_dtypes_are_kept_and_agree(name: str) -> None:
     images = photographs(32, 32, 4).mul(255).round()
     expected = corrupt(images / 255, name, 3, seeded())
     as_bytes = corrupt(images.byte(), name, 3, seeded())
@@ -79,11 +79,11 @@ def test_the_layout_in_memory_does_not_matter(name: str) -> None:
 
 CASES: dict[str, Callable[[], Tensor]] = {
     "digits 8": lambda: digits(200),
-    "grey 28": lambda: photographs(28, 28, 48, 1),
-    "colour 32": lambda: photographs(32, 32, 48),
-    "colour 96": lambda: photographs(96, 96, 12),
-    "colour 224": lambda: photographs(224, 224, 2),
-    "colour 240 x 320": lambda: photographs(240, 320, 2),
+    "gray 28": lambda: photographs(28, 28, 48, 1),
+    "color 32": lambda: photographs(32, 32, 48),
+    "color 96": lambda: photographs(96, 96, 12),
+    "color 224": lambda: photographs(224, 224, 2),
+    "color 240 x 320": lambda: photographs(240, 320, 2),
 }
 
 
@@ -94,11 +94,11 @@ def test_each_severity_is_worse_than_the_one_before(name: str, case: str) -> Non
     errors = [rms(corrupt(images, name, severity, seeded(1)) - images) for severity in SEVERITIES]
     assert all(after > before for before, after in pairwise(errors)), errors
     assert errors[0] < 0.26
-    assert errors[-1] < 0.42  # what is there can still be seen
+    assert errors[-1] < 0.42  # the content is still visible
 
 
 @pytest.mark.parametrize("name", CORRUPTIONS)
-def test_the_generator_decides_all_that_is_random(name: str) -> None:
+def test_all_randomness_comes_from_the_generator(name: str) -> None:
     images = photographs(32, 32, 4)
     state, numpy_state = torch.random.get_rng_state(), str(np.random.get_state())
     generator = seeded(3)
@@ -109,17 +109,17 @@ def test_the_generator_decides_all_that_is_random(name: str) -> None:
     assert torch.equal(first, second) == (name in PLAIN)
     same = images[:1].repeat(2, 1, 1, 1)
     one, other = corrupt(same, name, 3, seeded())
-    assert torch.equal(one, other) == (name in PLAIN)  # each image has its own
+    assert torch.equal(one, other) == (name in PLAIN)  # each image has separate randomness
 
 
-def test_many_images_are_done_in_parts_that_follow_each_other(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_many_images_are_processed_in_chunks_in_order(monkeypatch: pytest.MonkeyPatch) -> None:
     images, generator = photographs(32, 32, 5), seeded()
     expected = torch.cat([corrupt(part, "motion_blur", 3, generator) for part in images.split(2)])
     monkeypatch.setattr(corruptions, "_AT_ONCE", 2 * images[0].numel() + 1)
     assert torch.equal(corrupt(images, "motion_blur", 3, seeded()), expected)
 
 
-def test_what_cannot_be_corrupted_is_told() -> None:
+def test_invalid_images_and_settings_raise_errors() -> None:
     images = torch.rand(2, 3, 8, 8)
     expect(lambda: corrupt(images, "gausian_noise", 1, seeded()), "'gausian_noise'", "did you mean gaussian_noise")
     expect(lambda: corrupt(images, "rain!", 1, seeded()), "'rain!'", "fog", "jpeg_compression")
@@ -130,10 +130,10 @@ def test_what_cannot_be_corrupted_is_told() -> None:
     expect(lambda: corrupt(images[..., :7], "fog", 1, seeded()), "(2, 3, 8, 7)", "8 or more")
     expect(lambda: corrupt(images.long(), "fog", 1, seeded()), "torch.int64", "uint8")
     for bad in (images * 2, images - 1, images.clone().index_fill_(0, torch.tensor([1]), torch.nan)):
-        expect(partial(corrupt, bad, "fog", 1, seeded()), "[0, 1]", "nan", "normalised")
+        expect(partial(corrupt, bad, "fog", 1, seeded()), "[0, 1]", "nan", "normalization")
 
 
-def test_values_are_the_published_ones_at_32_and_224_and_go_smoothly_between_and_beyond() -> None:
+def test_values_are_as_published_at_32_and_224_pixels_and_smooth_between_and_beyond() -> None:
     scale = Scale((1, 2, 3, 4, 5), (4, 8, 12, 16, 20))
 
     def images(height: int, width: int) -> Tensor:

@@ -1,4 +1,4 @@
-"""Brightness, contrast and coarse pixels in closed form, and JPEG against Pillow's."""
+"""Brightness, contrast and pixelation agree with closed forms, and JPEG with Pillow."""
 
 import colorsys
 import io
@@ -16,18 +16,18 @@ from leanbayes.evaluation.shift.jpeg import compress
 
 @pytest.mark.parametrize(("side", "added"), [(32, (0.05, 0.1, 0.15, 0.2, 0.3)), (224, (0.1, 0.2, 0.3, 0.4, 0.5))])
 def test_brightness_adds_to_the_value_of_hsv(side: int, added: tuple[float, ...]) -> None:
-    colours = torch.rand(300, 3, generator=seeded(1))
-    colours[:4] = torch.tensor([[0.0, 0, 0], [1, 1, 1], [0, 0, 0.3], [0.9, 0.9, 0.2]])
+    colors = torch.rand(300, 3, generator=seeded(1))
+    colors[:4] = torch.tensor([[0.0, 0, 0], [1, 1, 1], [0, 0, 0.3], [0.9, 0.9, 0.2]])
     images = torch.zeros(1, 3, side, side)
-    images.view(3, -1)[:, :300] = colours.T
+    images.view(3, -1)[:, :300] = colors.T
     for severity, amount in enumerate(added, 1):
         found = corrupt(images, "brightness", severity, seeded()).view(3, -1)[:, :300].T
-        hsv = [colorsys.rgb_to_hsv(*colour) for colour in colours.tolist()]
+        hsv = [colorsys.rgb_to_hsv(*color) for color in colors.tolist()]
         expected = [colorsys.hsv_to_rgb(h, s, min(v + amount, 1)) for h, s, v in hsv]
         assert np.allclose(found, expected, atol=1e-5)
 
 
-def test_brightness_of_grey_images_is_a_sum() -> None:
+def test_brightness_of_gray_images_is_a_sum() -> None:
     images = digits(10)
     assert torch.allclose(corrupt(images, "brightness", 4, seeded()), (images + 0.2).clamp(max=1), atol=1e-6)
 
@@ -54,7 +54,7 @@ def test_pixelate_is_the_mean_of_boxes(severity: int, cell: int) -> None:
 
 
 @pytest.mark.parametrize(("severity", "count"), [(1, 30), (2, 28), (3, 27), (4, 24), (5, 20)])
-def test_cells_of_broken_size_are_means_of_parts_of_pixels(severity: int, count: int) -> None:
+def test_cells_of_fractional_size_are_weighted_means_of_pixels(severity: int, count: int) -> None:
     images = photographs(32, 32, 3).double().numpy()
     fine = images.repeat(count, 2).repeat(count, 3)  # a cell has 32 × 32 of these parts
     means = fine.reshape(3, 3, count, 32, count, 32).mean((3, 5))
@@ -63,7 +63,7 @@ def test_cells_of_broken_size_are_means_of_parts_of_pixels(severity: int, count:
     assert np.allclose(corrupt(torch.from_numpy(images), "pixelate", severity, seeded()), expected, atol=1e-5)
 
 
-def test_digits_are_mixed_with_their_coarse_selves() -> None:
+def test_digits_are_mixed_with_their_coarse_version() -> None:
     images = digits(20)
     coarse = (
         images.unflatten(3, (4, 2)).unflatten(2, (4, 2)).mean((3, 5)).repeat_interleave(2, 2).repeat_interleave(2, 3)
@@ -89,8 +89,8 @@ def decibels(one: Tensor, other: Tensor) -> float:
 
 
 IMAGES = {
-    "colour": lambda: photographs(32, 32, 24),
-    "grey": lambda: photographs(28, 28, 24, 1),
+    "color": lambda: photographs(32, 32, 24),
+    "gray": lambda: photographs(28, 28, 24, 1),
     "odd": lambda: photographs(101, 77, 4),
 }
 
@@ -98,7 +98,7 @@ IMAGES = {
 @pytest.mark.parametrize("kind", IMAGES)
 @pytest.mark.parametrize("quality", [7, 15, 25, 40, 50, 65, 80, 95])
 def test_jpeg_is_that_of_pillow(kind: str, quality: int) -> None:
-    """The two differ by how they round: 40 dB or more, where the loss itself is at most 37 (quality 95: 44)."""
+    """The two differ only by rounding: 40 dB or more, while the loss itself is at most 37 (at quality 95: 44)."""
     images = (IMAGES[kind]() * 255).round() / 255
     theirs, ours = pillow(images, quality), compress(images, quality)
     assert decibels(theirs, ours) > 40

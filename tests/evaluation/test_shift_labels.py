@@ -1,4 +1,4 @@
-"""Other class proportions: those that are given, and those that are drawn."""
+"""Label shift with given and with random class proportions."""
 
 import math
 from functools import partial
@@ -12,7 +12,7 @@ from torch import Tensor
 from training_cases import expect
 
 from leanbayes.evaluation.shift import label_shift
-from leanbayes.evaluation.shift.labels import _dirichlet
+from leanbayes.evaluation.shift.label_shift import _dirichlet
 
 LABELS = torch.tensor([0] * 50 + [2] * 10 + [5] * 140)[torch.randperm(200, generator=seeded(9))]
 
@@ -33,7 +33,7 @@ def test_labels_follow_given_proportions(proportions: list[float]) -> None:
     assert torch.equal(rows, label_shift(LABELS, seeded(), size=20_000, proportions=tensor))
 
 
-def test_examples_of_a_class_are_as_likely_as_each_other() -> None:
+def test_examples_of_a_class_are_equally_likely() -> None:
     rows = label_shift(LABELS, seeded(), size=40_000, proportions=[0.3, 0, 0.3, 0, 0, 0.4])
     for label in (0, 2, 5):
         members = LABELS.eq(label).nonzero().flatten()
@@ -67,7 +67,7 @@ def test_proportions_are_dirichlet(concentration: float) -> None:
         assert stats.kstest(draws[:, k].numpy(), marginal.cdf).pvalue > 1e-3
 
 
-def test_the_smallest_concentration_gives_no_nan_and_the_global_state_stays() -> None:
+def test_a_tiny_concentration_gives_no_nan_and_the_global_state_is_not_changed() -> None:
     state = torch.random.get_rng_state()
     for seed in range(20):
         draw = _dirichlet(10, 1e-8, seeded(seed))
@@ -76,7 +76,7 @@ def test_the_smallest_concentration_gives_no_nan_and_the_global_state_stays() ->
     assert torch.equal(torch.random.get_rng_state(), state)
 
 
-def test_what_makes_no_sense_is_told() -> None:
+def test_invalid_settings_raise_errors() -> None:
     for bad in (LABELS.double(), LABELS[None], LABELS[:0]):
         expect(partial(label_shift, bad, seeded()), "Labels must be integers", str(tuple(bad.shape)))
     for concentration in (0, -1, math.nan, math.inf):
@@ -86,5 +86,5 @@ def test_what_makes_no_sense_is_told() -> None:
     expect(lambda: label_shift(LABELS, seeded(), proportions=[1, 0, 1, 2, 0, 1]), "label 3", "set it to 0")
     impossible: list[Any] = [[0.0] * 6, [1, 0, -1, 0, 0, 1], [1, 0, math.nan, 0, 0, 1], [math.inf] * 6, 1.0]
     for wrong in impossible:
-        expect(partial(label_shift, LABELS, seeded(), proportions=wrong), "proportions must be numbers")
+        expect(partial(label_shift, LABELS, seeded(), proportions=wrong), "proportions must be nonnegative")
     expect(lambda: label_shift(LABELS - 1, seeded(), proportions=[1] * 6), "from -1 to 4")

@@ -1,4 +1,4 @@
-"""Noise against its own statistics."""
+"""Noise has its nominal statistics."""
 
 import math
 from functools import partial
@@ -50,7 +50,7 @@ def test_impulse_noise_sets_its_share_to_black_and_white(side: int, severity: in
     assert ((result == 0) | (result == 1) | (result == 0.5)).all()
 
 
-def test_channels_have_noise_of_their_own() -> None:
+def test_channels_have_separate_noise() -> None:
     for name in PUBLISHED:
         noise = CORRUPTIONS[name](torch.full((1, 3, 128, 128), 0.5), 5, seeded()).sub(0.5).view(3, -1)
         assert (torch.corrcoef(noise) - torch.eye(3)).abs().max() < 0.04
@@ -58,7 +58,7 @@ def test_channels_have_noise_of_their_own() -> None:
 
 @pytest.mark.parametrize("decibels", [-6, -3, 1, 5, 10, 20, 40])
 @pytest.mark.parametrize("shape", [(4, 50_000), (4, 3, 130, 130)], ids=str)
-def test_noise_has_the_ratio_to_each_examples_own_power(decibels: float, shape: tuple[int, ...]) -> None:
+def test_noise_is_relative_to_the_power_of_each_example(decibels: float, shape: tuple[int, ...]) -> None:
     size = torch.tensor([0.01, 1.0, 30.0, 0.0]).view(-1, *[1] * (len(shape) - 1))
     x = (torch.randn(shape, generator=seeded(1)) + 2) * size
     result = add_noise(x, decibels, seeded())
@@ -84,7 +84,7 @@ def test_noise_keeps_the_dtype_and_comes_from_the_generator() -> None:
     assert add_noise(x[:0], -3, seeded()).shape == (0, 7)
 
 
-def test_noise_that_makes_no_sense_is_told() -> None:
+def test_invalid_inputs_and_ratios_raise_errors() -> None:
     expect(lambda: add_noise(torch.ones(3, 2, dtype=torch.uint8), 10, seeded()), "torch.uint8", "convert")
     expect(lambda: add_noise(torch.tensor(1.0), 10, seeded()), "()")
     for bad in (math.nan, -math.inf):

@@ -1,4 +1,4 @@
-"""Weather and the random fields behind it, against what is known of them."""
+"""Weather and its random fields have their known statistics."""
 
 import math
 
@@ -22,7 +22,7 @@ def test_a_cloud_has_a_spectrum_that_falls_with_a_power(decay: float) -> None:
     assert torch.allclose(clouds.amax((1, 2)), torch.ones(200, dtype=torch.float64), atol=1e-6)
     power = np.log(np.abs(np.fft.fft2(clouds.numpy())) ** 2).mean(0)
     frequency = np.hypot(*np.meshgrid(np.fft.fftfreq(64), np.fft.fftfreq(64)))
-    use = (frequency > 0) & (frequency < 0.15)  # above, float32 has no digits left for the smoothest
+    use = (frequency > 0) & (frequency < 0.15)  # above this, float32 has no digits left for the smoothest field
     slope = np.polyfit(np.log(frequency[use]), power[use], 1)[0]
     assert slope == pytest.approx(-2 * (1 + 2 * math.log2(decay)), rel=0.03)
 
@@ -62,7 +62,7 @@ def test_ice_has_dark_gaps_and_bright_needles(shape: tuple[int, ...]) -> None:
 
 
 @pytest.mark.parametrize(("side", "severity", "kept"), [(32, 1, 1.0), (32, 5, 0.75), (224, 3, 0.7)])
-def test_frost_adds_bluish_ice_to_what_is_kept(side: int, severity: int, kept: float) -> None:
+def test_frost_adds_bluish_ice_to_the_darkened_image(side: int, severity: int, kept: float) -> None:
     dark, images = torch.zeros(2, 3, side, side), photographs(side, side, 2)
     ice = CORRUPTIONS["frost"](dark, severity, seeded())
     red, green, blue = ice.unbind(1)
@@ -70,8 +70,8 @@ def test_frost_adds_bluish_ice_to_what_is_kept(side: int, severity: int, kept: f
     assert (green <= blue).all()
     assert blue.max() > 1.1 * red.max() > 0.1
     assert torch.allclose(CORRUPTIONS["frost"](images, severity, seeded()), kept * images + ice, atol=1e-6)
-    grey = CORRUPTIONS["frost"](dark[:, :1], severity, seeded())
-    assert torch.allclose(grey[:, 0] * 0.86, red, atol=1e-6)
+    gray = CORRUPTIONS["frost"](dark[:, :1], severity, seeded())
+    assert torch.allclose(gray[:, 0] * 0.86, red, atol=1e-6)
 
 
 @pytest.mark.parametrize(("side", "severity", "density"), [(32, 1, 0.2), (32, 5, 1.5), (224, 1, 1.5), (224, 2, 2.0)])
@@ -82,7 +82,7 @@ def test_fog_dims_the_scene_by_its_density(side: int, severity: int, density: fl
     bright = bright.flatten()
     assert torch.allclose(thin, bright**2 / (bright + density), atol=1e-5)  # where there is no cloud
     assert torch.allclose(thick, bright, atol=1e-5)  # where it is densest
-    assert torch.equal(result[:, 0], result[:, 2])  # grey
+    assert torch.equal(result[:, 0], result[:, 2])  # gray
 
 
 def test_snow_only_brightens_and_falls_down() -> None:
@@ -91,7 +91,7 @@ def test_snow_only_brightens_and_falls_down() -> None:
         assert (CORRUPTIONS["snow"](images, severity, seeded()) >= images - 1e-6).all()
     plain = torch.full((20, 3, 64, 64), 0.4)
     result = CORRUPTIONS["snow"](plain, 4, seeded())
-    assert torch.allclose(result, result.flip(-2, -1), atol=1e-5)  # the flakes, and the same turned by 180 degrees
+    assert torch.allclose(result, result.flip(-2, -1), atol=1e-5)  # the flakes, and their copy rotated by 180 degrees
     assert torch.equal(result[:, 0], result[:, 1])  # white
     along, across = (result.diff(dim=axis).square().mean() for axis in (-2, -1))
     assert across > 2 * along
@@ -100,10 +100,10 @@ def test_snow_only_brightens_and_falls_down() -> None:
 
 @pytest.mark.parametrize(("side", "severity", "visible"), [(32, 1, 0.95), (32, 5, 0.8), (224, 2, 0.7)])
 def test_snow_whitens_the_scene_between_flakes(side: int, severity: int, visible: float) -> None:
-    colour = torch.tensor([0.1, 0.2, 0.6]).view(1, 3, 1, 1)
-    result = CORRUPTIONS["snow"](colour.expand(40, 3, side, side), severity, seeded())
+    color = torch.tensor([0.1, 0.2, 0.6]).view(1, 3, 1, 1)
+    result = CORRUPTIONS["snow"](color.expand(40, 3, side, side), severity, seeded())
     pale = 1.5 * (0.299 * 0.1 + 0.587 * 0.2 + 0.114 * 0.6) + 0.5
-    expected = visible * colour + (1 - visible) * pale  # pale is brighter than every channel
+    expected = visible * color + (1 - visible) * pale  # pale is brighter than every channel
     flakes = result - expected
     assert flakes.min() > -1e-5
     assert torch.allclose(flakes, flakes[:, :1].expand_as(flakes), atol=1e-5)

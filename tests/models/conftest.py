@@ -1,4 +1,4 @@
-"""Lets torchvision be imported beside a torch that its compiled operators were not built for."""
+"""Import torchvision even if its compiled operators were built for another version of torch."""
 
 import importlib
 import sys
@@ -8,9 +8,9 @@ import torch
 
 
 def _import_torchvision() -> torch.library.Library | None:
-    """Import torchvision; where its compiled operators do not load, declare those that its import asks for."""
+    """Import torchvision; if its compiled operators do not load, declare those that its import needs."""
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # about the image reader, which fails to load too and no test uses
+        warnings.simplefilter("ignore")  # about the image reader, which no test uses
         try:
             importlib.import_module("torchvision")
         except RuntimeError:
@@ -24,4 +24,4 @@ def _import_torchvision() -> torch.library.Library | None:
     return None
 
 
-LIBRARY = _import_torchvision()  # kept: the declarations live as long as it does
+LIBRARY = _import_torchvision()  # keeps the declarations alive

@@ -1,4 +1,4 @@
-"""Networks of torchvision and timm, unmodified, by the rule `moments`: one pass against plain nets and weight draws."""
+"""Unmodified networks of torchvision and timm under the rule `moments`, compared with plain networks and samples."""
 
 import functools
 from collections.abc import Callable
@@ -7,11 +7,11 @@ import pytest
 import timm
 import torch
 from moment_networks import (
-    assert_as_draws,
     assert_compiles,
-    assert_keeps_fine_variances,
-    assert_plain_without_spread,
+    assert_plain_without_noise,
+    assert_precise_variances,
     assert_predicts,
+    assert_std_of_samples,
 )
 from torch import Tensor, nn
 from torchvision import models
@@ -45,7 +45,7 @@ def _timm(name: str, **settings: object) -> Callable[[], nn.Module]:
 
 SMALL_VIT = {"img_size": 32, "patch_size": 8, "depth": 2, "embed_dim": 32, "num_heads": 2}
 
-# Large architectures are made small by their own settings; every kind of layer is as in the large one.
+# Large architectures are made small by their own settings, with the same kinds of layers.
 NETWORKS: dict[str, Callable[[], nn.Module]] = {
     "resnet": lambda: models.ResNet(BasicBlock, [1, 1, 1, 1], num_classes=CLASSES),
     "convnext": lambda: models.ConvNeXt([CNBlockConfig(16, 32, 2), CNBlockConfig(32, None, 2)], num_classes=CLASSES),
@@ -69,7 +69,7 @@ NETWORKS: dict[str, Callable[[], nn.Module]] = {
     "timm deit3": _timm("deit3_small_patch16_224", **SMALL_VIT),
     "timm cait": _timm("cait_xxs24_224", **SMALL_VIT),
     "timm eva": _timm("eva02_tiny_patch14_224", **SMALL_VIT),
-    "timm vit of relative positions": _timm("vit_relpos_small_patch16_224", **SMALL_VIT),
+    "timm vit with relative positions": _timm("vit_relpos_small_patch16_224", **SMALL_VIT),
     "timm swin": _timm(
         "swin_tiny_patch4_window7_224", img_size=32, window_size=4, embed_dim=24, depths=(2, 2), num_heads=(2, 2)
     ),
@@ -78,8 +78,8 @@ NETWORKS: dict[str, Callable[[], nn.Module]] = {
         weights=None, weights_backbone=None, num_classes=CLASSES
     ),
 }
-# Large ones that have no settings to make them small: fewer draws do.
-DRAWS = {
+# Fewer samples for networks that have no settings to make them small.
+SAMPLES = {
     "googlenet": 60,
     "shufflenet": 100,
     "mobilenet_v2": 100,
@@ -94,7 +94,7 @@ INEXACT = ("vit",)  # nn.MultiheadAttention multiplies in another order
 
 @functools.cache
 def build(name: str) -> nn.Module:
-    """The network, the same each time; what starts at exactly 0 is moved, so that noise reaches every layer."""
+    """Return the network with fixed weights; all-zero parameters become random, so that noise reaches all layers."""
     with torch.random.fork_rng(devices=[]), torch.no_grad():
         torch.manual_seed(0)
         net = NETWORKS[name]()
@@ -109,25 +109,25 @@ def images() -> Tensor:
 
 
 @pytest.mark.parametrize("name", NETWORKS)
-def test_without_spread_it_is_the_plain_network(name: str) -> None:
-    assert_plain_without_spread(build(name), images(), 1e-6 if name in INEXACT else 0.0)
+def test_with_zero_variance_outputs_equal_the_plain_network(name: str) -> None:
+    assert_plain_without_noise(build(name), images(), 1e-6 if name in INEXACT else 0.0)
 
 
 @pytest.mark.parametrize("name", NETWORKS)
-def test_its_spread_is_that_of_weight_draws(name: str) -> None:
-    assert_as_draws(build(name), images(), *RANGES.get(name, (0.8, 1.35)), draws=DRAWS.get(name, 300))
+def test_the_std_matches_that_of_weight_samples(name: str) -> None:
+    assert_std_of_samples(build(name), images(), *RANGES.get(name, (0.8, 1.35)), samples=SAMPLES.get(name, 300))
 
 
 @pytest.mark.parametrize("name", NETWORKS)
-def test_it_predicts(name: str) -> None:
+def test_predict_returns_probabilities(name: str) -> None:
     assert_predicts(build(name), images())
 
 
 @pytest.mark.parametrize("name", ["mobilenet_v3"])
-def test_it_compiles(name: str) -> None:
+def test_the_network_compiles(name: str) -> None:
     assert_compiles(build(name), images())
 
 
 @pytest.mark.parametrize("name", ["convnext", "mobilenet_v3", "swin", "timm vit"])
 def test_variances_stay_in_single_precision(name: str) -> None:
-    assert_keeps_fine_variances(build(name), images())
+    assert_precise_variances(build(name), images())

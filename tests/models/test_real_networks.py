@@ -1,4 +1,4 @@
-"""Networks of torchvision and timm, unmodified: each becomes Bayesian, trains, predicts and is saved."""
+"""Unmodified networks of torchvision and timm become Bayesian, train, predict and can be saved."""
 
 import functools
 from collections.abc import Callable
@@ -18,7 +18,7 @@ import leanbayes as lb
 RULES = ["sample", "flipout", "local", "mean"]
 CLASSES = 5
 
-# Large architectures are made small by their own settings; every kind of layer is as in the large one.
+# Large architectures are made small by their own settings, with the same kinds of layers.
 NETWORKS: dict[str, Callable[[], nn.Module]] = {
     "resnet18": lambda: models.resnet18(num_classes=CLASSES),
     "convnext": lambda: models.ConvNeXt([CNBlockConfig(16, 32, 2), CNBlockConfig(32, None, 2)], num_classes=CLASSES),
@@ -44,7 +44,7 @@ NETWORKS: dict[str, Callable[[], nn.Module]] = {
 
 @functools.cache
 def build(name: str) -> nn.Module:
-    """The network, the same each time; what starts at exactly 0 is moved, so that gradients reach every layer."""
+    """Return the network with fixed weights; all-zero parameters become random, so that gradients reach all layers."""
     with torch.random.fork_rng(devices=[]), torch.no_grad():
         torch.manual_seed(0)
         net = NETWORKS[name]()
@@ -68,35 +68,35 @@ def bayesian(name: str, rule: str = "sample", init_std: float = 0.05) -> lb.Baye
 
 @pytest.mark.parametrize("rule", RULES)
 @pytest.mark.parametrize("name", NETWORKS)
-def test_without_spread_it_is_the_plain_network(name: str, rule: str) -> None:
+def test_with_tiny_std_outputs_equal_the_plain_network(name: str, rule: str) -> None:
     with torch.no_grad():
         plain, output = build(name).eval()(images()), bayesian(name, rule, 1e-7).eval()(images())
     assert type(output) is type(plain)
     expected = logits(plain)
-    # Single precision through tens of layers, and a spread of 1e-7 of the weights: 1e-4 of the largest output.
+    # Tolerance for single precision over tens of layers and a weight std of 1e-7: 1e-4 of the largest output.
     torch.testing.assert_close(logits(output), expected, rtol=0, atol=1e-4 * expected.abs().max().item())
     assert expected.std() > 1e-3
 
 
 @pytest.mark.parametrize("rule", RULES)
 @pytest.mark.parametrize("name", NETWORKS)
-def test_a_step_gives_every_layer_a_gradient(name: str, rule: str) -> None:
+def test_every_layer_has_a_gradient(name: str, rule: str) -> None:
     bnn = bayesian(name, rule).train()
     y = torch.arange(4) if "lraspp" not in name else torch.arange(4).view(4, 1, 1).expand(4, 32, 32).contiguous()
-    with torch.random.fork_rng(devices=[]):  # some drop paths and activations in training
+    with torch.random.fork_rng(devices=[]):  # some networks have stochastic depth and dropout
         torch.manual_seed(0)
-        lb.elbo(bnn, images(), y, num_data=1000, temperature=0.0).backward()
+        lb.elbo_loss(bnn, images(), y, num_data=1000, temperature=0.0).backward()
     assert_every_slot_has_a_gradient(bnn, rule)
-    loss = lb.elbo(bnn, images(), y, num_data=1000)
+    loss = lb.elbo_loss(bnn, images(), y, num_data=1000)
     loss.backward()
     assert loss.isfinite()
 
 
 @pytest.mark.parametrize("name", NETWORKS)
-def test_it_predicts_and_a_saved_one_is_bit_equal(name: str, tmp_path: Path) -> None:
+def test_predictions_of_a_saved_model_are_bit_equal(name: str, tmp_path: Path) -> None:
     bnn = bayesian(name, init_std=0.3)
     path = tmp_path / "model.safetensors"
-    bnn.save(path)
+    lb.save(bnn, path)
     loaded = lb.load(path, build(name))
     state = loaded.state_dict()
     assert all(torch.equal(tensor, state[key]) for key, tensor in bnn.state_dict().items())
@@ -109,6 +109,6 @@ def test_it_predicts_and_a_saved_one_is_bit_equal(name: str, tmp_path: Path) -> 
 
 
 @pytest.mark.parametrize("name", NETWORKS)
-def test_weights_are_bayesian_and_the_rest_are_points(name: str) -> None:
+def test_weights_are_bayesian_and_other_parameters_deterministic(name: str) -> None:
     weights = {n for n, p in build(name).named_parameters() if p.dim() >= 2 and n.endswith("weight")}
     assert {row.name for row in bayesian(name).report.rows if row.bayesian} == weights

@@ -1,4 +1,4 @@
-"""A browser, and the pages to look at in it."""
+"""Fixtures: a browser, and pages of reports."""
 
 import shutil
 from collections.abc import Callable, Iterator
@@ -17,7 +17,7 @@ ARGUMENTS = (
 ).split()
 
 
-@pytest.fixture(scope="module")  # not longer: while it is there, no other test could run an event loop
+@pytest.fixture(scope="module")  # not longer, because no other test could run an event loop meanwhile
 def browser() -> Iterator[Any]:
     sync_api = pytest.importorskip("playwright.sync_api")
     path = next(filter(None, map(shutil.which, NAMES)), None)
@@ -38,7 +38,7 @@ def report(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def page(browser: Any, report: Path) -> Iterator[Any]:
-    """The report, for tests that only look at it."""
+    """The report, for tests that do not change it."""
     with browser.new_page() as found:
         found.goto(report.as_uri())
         yield found
@@ -46,7 +46,7 @@ def page(browser: Any, report: Path) -> Iterator[Any]:
 
 @pytest.fixture
 def open_page(browser: Any, report: Path) -> Iterator[Callable[..., Any]]:
-    """Open the report, or another page, in a window of its own with the settings given."""
+    """Return a function that opens the report, or another page, in a new window."""
     contexts = []
 
     def opened(path: Path = report, width: int = 1280, height: int = 900, **settings: Any) -> Any:

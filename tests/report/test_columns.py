@@ -1,24 +1,24 @@
-"""The columns of tables: what is in them, intervals and winners against scipy, and words that explain them."""
+"""The columns of tables: their values, intervals and winners (checked with scipy), and explanations."""
 
 import math
 import re
 
 import numpy as np
 import pytest
-from assessed_cases import DECIBELS, changed, run, runs
+from evaluated_cases import DECIBELS, changed, run, runs
 from scipy import stats
 
-from leanbayes.report import AssessedRun, Table, document_of
+from leanbayes.report import EvaluatedRun, Table, document_of
 from leanbayes.report.columns import columns, known_keys, table
 from leanbayes.report.glossary import GLOSSARY
 
 
-def with_score(one: AssessedRun, name: str, value: float) -> AssessedRun:
-    return changed(one, "assessment", "scores", name, value=value)
+def with_score(one: EvaluatedRun, name: str, value: float) -> EvaluatedRun:
+    return changed(one, "evaluation", "scores", name, value=value)
 
 
-def with_scores(name: str, **values: list[float]) -> list[AssessedRun]:
-    """Runs of several methods, one for each value of a score."""
+def with_scores(name: str, **values: list[float]) -> list[EvaluatedRun]:
+    """Runs of several methods, one per value of a score."""
     return [with_score(run(method, seed), name, v) for method, of in values.items() for seed, v in enumerate(of)]
 
 
@@ -30,10 +30,10 @@ def keys(shown: Table) -> list[str]:
     return [column.key for column in shown.columns]
 
 
-# -- which columns, and what is in them -------------------------------------------------------------------------------
+# -- columns and values -----------------------------------------------------------------------------------------------
 
 
-def test_there_are_columns_for_figures_only() -> None:
+def test_only_metrics_with_values_have_columns() -> None:
     found = keys(table(runs({"a": 0, "b": 0})))
     assert found[:3] == ["accuracy", "nll", "ece"]
     assert "entropy_wrong" not in found  # it is nan in all runs
@@ -42,7 +42,7 @@ def test_there_are_columns_for_figures_only() -> None:
     assert {"corruptions:accuracy", "rotation:nll", "noise:ece", "noise:spearman", "file_ratio"} <= {*found}
 
 
-def test_one_figure_is_enough_for_a_column_and_the_others_have_none() -> None:
+def test_one_value_is_enough_for_a_column() -> None:
     shown = table([run("a", 0), with_score(run("b", 0), "entropy_wrong", 1.5)])
     assert "entropy_wrong" in keys(shown)
     cells = {row.name: row.cells["entropy_wrong"].mean for row in shown.rows}
@@ -50,15 +50,15 @@ def test_one_figure_is_enough_for_a_column_and_the_others_have_none() -> None:
     assert cells["b"] == 1.5
 
 
-def test_columns_have_one_order_whatever_the_order_of_the_figures() -> None:
+def test_columns_have_a_fixed_order() -> None:
     every = {key: 1.0 for key in reversed(known_keys())}
     assert [column.key for column in columns([every])] == known_keys()
     assert len({column.title for column in columns([every])}) == len(known_keys())
 
 
-def test_costs_are_brought_to_the_units_of_the_columns() -> None:
+def test_costs_are_converted_to_the_units_of_the_columns() -> None:
     one = run(size=200)
-    found, costs = one.figures(), one.assessment["costs"]
+    found, costs = one.metrics(), one.evaluation["costs"]
     expected = {
         "kilo_trained": 0.2,
         "kilo_stored": 0.4,
@@ -76,39 +76,39 @@ def test_costs_are_brought_to_the_units_of_the_columns() -> None:
     }
     assert {key: found[key] for key in expected} == pytest.approx(expected)
     assert "train_peak_mb" not in found
-    # 32 steps of 16 examples, each with two passes forward, and backward twice their work.
+    # 32 steps of 16 examples, each with two forward passes, and backward passes of twice their FLOPs.
     assert found["train_gflops"] == pytest.approx(3 * 2 * 32 * 16 * 600 / 1e9)
     assert found["train_flops_ratio"] == pytest.approx(2 * 600 / costs["plain"]["predict_flops"])
-    assert "train_gflops" not in changed(one, "record", "history", value=[]).figures()
+    assert "train_gflops" not in changed(one, "record", "history", value=[]).metrics()
     on_gpu = changed(one, "record", "costs", "peak_memory_bytes", value=3_000_000)
-    assert on_gpu.figures()["train_peak_mb"] == 3
+    assert on_gpu.metrics()["train_peak_mb"] == 3
 
 
-def test_figures_under_shift_are_means_over_all_levels() -> None:
+def test_metrics_under_shift_are_means_over_all_levels() -> None:
     one = run()
-    found = one.figures()
+    found = one.metrics()
     for family, levels in (("corruptions", 10), ("rotation", 3), ("noise", 7)):
         for key in ("accuracy", "nll", "ece"):
-            values = [shift["scores"][key] for shift in one.assessment["shifts"] if shift["family"] == family]
+            values = [shift["scores"][key] for shift in one.evaluation["shifts"] if shift["family"] == family]
             assert len(values) == levels
             assert found[f"{family}:{key}"] == pytest.approx(np.mean(values))
-    assert found["ood:letters"] == one.assessment["ood"]["letters"]["by"]["entropy"]["auroc"]
+    assert found["ood:letters"] == one.evaluation["ood"]["letters"]["by"]["entropy"]["auroc"]
 
 
-# -- doubt and noise --------------------------------------------------------------------------------------------------
+# -- uncertainty and noise --------------------------------------------------------------------------------------------
 
 
-def noisy(doubts: list[float], key: str = "entropy") -> dict[str, float]:
-    """The figures of a run with this doubt at each level of noise, from 40 to -6 dB."""
+def noisy(uncertainties: list[float], key: str = "entropy") -> dict[str, float]:
+    """The metrics of a run with this uncertainty at each level of noise, from 40 to -6 dB."""
     shifts = [
-        {"family": "noise", "name": "noise", "level": level, "scores": {key: doubt}}
-        for level, doubt in zip(DECIBELS, doubts, strict=False)
+        {"family": "noise", "name": "noise", "level": level, "scores": {key: uncertainty}}
+        for level, uncertainty in zip(DECIBELS, uncertainties, strict=False)
     ]
-    return changed(run(), "assessment", "shifts", value=shifts).figures()
+    return changed(run(), "evaluation", "shifts", value=shifts).metrics()
 
 
 @pytest.mark.parametrize("key", ["entropy", "std"])
-def test_doubt_that_rises_with_the_noise_is_correlated_with_it(key: str) -> None:
+def test_uncertainty_that_rises_with_the_noise_is_correlated_with_it(key: str) -> None:
     assert noisy([0.1, 0.2, 0.3, 0.35, 0.5, 0.8, 1.2], key)["noise:spearman"] == pytest.approx(1)
     assert noisy([0.9, 0.8, 0.7, 0.6, 0.5, 0.4, 0.3], key)["noise:spearman"] == pytest.approx(-1)
     mixed = [0.1, 0.3, 0.2, 0.5, 0.4, 0.4, 0.9]
@@ -116,24 +116,29 @@ def test_doubt_that_rises_with_the_noise_is_correlated_with_it(key: str) -> None
     assert noisy(mixed, key)["noise:spearman"] == pytest.approx(expected)
 
 
-def test_a_level_without_a_figure_does_not_count_for_the_correlation() -> None:
+def test_levels_without_a_value_do_not_count_for_the_correlation() -> None:
     found = noisy([0.1, math.nan, 0.3, 0.2, 0.5, math.inf, 1.2])
     expected = stats.spearmanr([-40, -10, -5, -1, 6], [0.1, 0.3, 0.2, 0.5, 1.2]).statistic
     assert found["noise:spearman"] == pytest.approx(expected)
 
 
-def test_without_noise_or_with_the_same_doubt_everywhere_there_is_no_correlation() -> None:
-    assert "noise:spearman" not in changed(run(), "assessment", "shifts", value=[]).figures()
+def test_constant_uncertainty_and_missing_noise_have_no_correlation() -> None:
+    assert "noise:spearman" not in changed(run(), "evaluation", "shifts", value=[]).metrics()
     assert "noise:spearman" not in noisy([math.nan] * 7)
-    for doubts in ([0.3] * 7, [0.1, 0.2]):
-        found = noisy(doubts)
+    for uncertainties in ([0.3] * 7, [0.1, 0.2]):
+        found = noisy(uncertainties)
         assert math.isnan(found["noise:spearman"])
         assert "noise:spearman" not in [column.key for column in columns([found])]
 
 
-def test_the_correlation_is_a_column_of_its_own() -> None:
+def test_the_correlation_has_its_own_column() -> None:
     column = next(column for column in columns([noisy([0.1, 0.2, 0.3])]) if column.key == "noise:spearman")
-    assert (column.title, column.group, column.best, column.form) == ("doubt follows noise", "shift", "high", "decimal")
+    assert (column.title, column.group, column.best, column.form) == (
+        "uncertainty follows noise",
+        "shift",
+        "high",
+        "decimal",
+    )
 
 
 # -- intervals --------------------------------------------------------------------------------------------------------
@@ -157,7 +162,7 @@ def test_one_seed_has_no_interval() -> None:
     assert cell.mean == cell.values[0]
 
 
-def test_seeds_are_paired_whatever_the_order_of_the_runs() -> None:
+def test_seeds_are_paired_in_any_order_of_the_runs() -> None:
     found = with_scores("nll", a=[0.1, 0.2, 0.3], b=[0.11, 0.21, 0.31001])
     assert table(found).winners["nll"] == ("a",)
     shuffled = [found[place] for place in (5, 0, 4, 2, 1, 3)]
@@ -175,26 +180,78 @@ def test_a_winner_is_better_by_a_paired_test() -> None:
     assert stats.ttest_rel(good, unclear).pvalue > 0.1
     assert winners("nll", a=good, b=bad) == ("a",)
     assert winners("accuracy", a=good, b=bad) == ("b",)
-    assert winners("nll", a=good, b=bad, c=unclear) == ("a", "c")
+    assert winners("nll", a=good, b=bad, c=unclear) == ("a",)  # c may be better or worse than b
+    assert winners("nll", a=good, b=bad, c=[0.101, 0.2, 0.302]) == ("a", "c")
 
 
-def test_where_all_are_alike_none_has_won() -> None:
+def test_methods_better_than_the_plain_network_are_marked() -> None:
+    good, fair, plain = [0.10, 0.20, 0.30], [0.13, 0.23, 0.3301], [0.16, 0.25, 0.37]
+    found = table(with_scores("nll", a=good, b=fair, deterministic=plain))
+    assert found.plain == "deterministic"
+    assert found.winners["nll"] == found.better_than_plain["nll"] == ("a", "b")
+    assert found.better_than_all["nll"] == "a"
+    assert "better than deterministic" in found.note
+    assert winners("nll", a=good, b=fair, other=plain) == ("a",)
+    assert table(with_scores("nll", a=good, b=fair, other=plain)).plain == ""
+
+
+def test_costs_are_compared_by_their_ratios() -> None:
+    def timed(**values: list[float]) -> Table:
+        place = ("evaluation", "costs", "ours", "predict_ms_per_1000")
+        return table(
+            [changed(run(method, seed), *place, value=v) for method, of in values.items() for seed, v in enumerate(of)]
+        )
+
+    plain, noisy, slow = [16.0, 15.9, 16.2], [400.0, 700.0, 823.0], [36000.0, 36100.0, 36200.0]
+    assert np.mean(noisy) == 641
+    found = timed(deterministic=plain, noisy=noisy, slow=slow)
+    assert found.winners["predict_ms_per_1000"] == ("deterministic",)
+    assert found.better_than_plain.get("predict_ms_per_1000") is None
+    # In milliseconds, the noisy times would be close to those of the plain network, compared with an hour.
+    high = stats.t.interval(0.95, 2, 625, stats.sem(np.subtract(noisy, plain)))[1]
+    assert high < 36000
+    assert stats.ttest_rel(np.log(noisy), np.log(plain)).pvalue < 0.01
+    weak = timed(deterministic=plain, noisy=[60.0, 1263.0, 600.0], slow=[40.0, 41.0, 40.0])
+    assert weak.winners["predict_ms_per_1000"] == ("deterministic",)
+
+
+def test_constant_ratios_are_compared_exactly_beside_those_that_vary() -> None:
+    ratios = {"deterministic": [1.02] * 3, "mc-dropout": [68.61] * 3, "ssvi": [0.5, 0.51, 0.52]}
+    found = table(
+        [
+            changed(run(method, seed), "evaluation", "costs", "ratios", "predict_bytes_moved", value=value)
+            for method, of in ratios.items()
+            for seed, value in enumerate(of)
+        ]
+    )
+    assert found.winners["predict_moved_ratio"] == ("ssvi",)
+    without = table(
+        [
+            changed(run(method, seed), "evaluation", "costs", "ratios", "predict_bytes_moved", value=value)
+            for method, of in {**ratios, "ssvi": [1.5, 1.51, 1.52]}.items()
+            for seed, value in enumerate(of)
+        ]
+    )
+    assert without.winners["predict_moved_ratio"] == ("deterministic",)
+
+
+def test_equal_methods_have_no_winner() -> None:
     assert winners("nll", a=[0.1, 0.2, 0.3], b=[0.1, 0.3, 0.2]) == ()
     assert winners("nll", a=[0.1, 0.2, 0.3], b=[0.1, 0.2, 0.3]) == ()
 
 
-def test_what_is_neither_good_nor_bad_has_no_winner() -> None:
+def test_neutral_columns_have_no_winner() -> None:
     assert winners("mutual_information", a=[0.1, 0.1, 0.1], b=[0.5, 0.5, 0.5]) == ()
 
 
-def test_a_method_without_a_figure_neither_wins_nor_makes_another_win() -> None:
+def test_a_method_without_a_value_neither_wins_nor_makes_another_win() -> None:
     assert winners("nll", a=[0.1, 0.2, 0.3], b=[math.nan] * 3) == ()
     assert winners("nll", a=[0.1, 0.2, 0.3], b=[0.2, 0.3, math.nan]) == ()
     assert winners("nll", a=[0.1, 0.2, 0.3], b=[0.16, 0.25, 0.37], c=[math.nan] * 3) == ("a",)
     assert winners("nll", a=[0.1, 0.2, 0.3], b=[math.inf] * 3, c=[0.1, 0.3, 0.2]) == ()
 
 
-def test_one_seed_or_different_seeds_have_winners_by_counts_only() -> None:
+def test_one_seed_or_different_seeds_have_winners_only_for_counts() -> None:
     for found, words in (
         ([run("a", 0, 0.1, 200), run("b", 0, 0.0, 300)], "train more seeds"),
         ([run("a", 0, 0.1, 200), run("b", 1, 0.0, 300)], "train more seeds"),
@@ -211,48 +268,48 @@ def test_one_seed_or_different_seeds_have_winners_by_counts_only() -> None:
         assert set(shown.winners.values()) == {("a",)}
 
 
-def test_counts_that_are_alike_have_no_winner() -> None:
+def test_equal_counts_have_no_winner() -> None:
     shown = table([run("a", 0, size=200), run("b", 0, size=200)])
     assert shown.winners == {}
     three = table([run("a", 0, size=200), run("b", 0, size=200), run("c", 0, size=300)])
     assert three.winners["file_kb"] == ("a", "b")
 
 
-def test_counts_that_vary_over_seeds_are_told_apart_as_all_else() -> None:
+def test_counts_that_vary_over_seeds_are_compared_like_other_metrics() -> None:
     sizes = {"a": [200, 900, 210], "b": [300, 310, 305]}
     found = [run(method, seed, size=size) for method, of in sizes.items() for seed, size in enumerate(of)]
-    assert "file_kb" not in table(found).winners  # the first seed alone would have named a
+    assert "file_kb" not in table(found).winners  # by the first seed alone, a would win
     close = {"a": [200, 201, 202], "b": [300, 310, 305]}
     found = [run(method, seed, size=size) for method, of in close.items() for seed, size in enumerate(of)]
     assert table(found).winners["file_kb"] == ("a",)
 
 
-def test_infinite_counts_win_nothing() -> None:
+def test_infinite_counts_do_not_win() -> None:
     some = [
-        changed(one, "assessment", "costs", "ratios", "file_bytes", value=math.inf) for one in runs({"a": 0, "b": 0})
+        changed(one, "evaluation", "costs", "ratios", "file_bytes", value=math.inf) for one in runs({"a": 0, "b": 0})
     ]
     assert "file_ratio" not in table(some).winners
     assert table(some).winners["file_kb"] == ("a",)
 
 
-def test_a_method_alone_wins_nothing() -> None:
+def test_a_single_method_does_not_win() -> None:
     shown = table(runs({"a": 0.1}))
     assert shown.winners == {}
     assert shown.note == ""
 
 
-# -- words ------------------------------------------------------------------------------------------------------------
+# -- glossary ---------------------------------------------------------------------------------------------------------
 
 
-def test_the_glossary_explains_what_titles_of_columns_leave_open() -> None:
+def test_the_glossary_explains_the_titles_of_columns() -> None:
     every = {**{key: 1.0 for key in known_keys()}, "ood:letters": 1.0}
     for column in columns([every]):
         assert column.help.endswith("."), column.key
         if column.group in ("quality", "uncertainty", "out of distribution"):
-            term = {"width_95": "95 % interval"}.get(column.key, column.title)  # "its width" stands beside it
+            term = {"width_95": "95 % interval"}.get(column.key, column.title)
             assert any(known in term for known in GLOSSARY), column.title
     assert "width" in GLOSSARY["95 % interval"]
-    for term in ("corrupted", "doubt follows noise", "FLOPs", "moved"):
+    for term in ("corrupted", "uncertainty follows noise", "FLOPs", "moved"):
         assert term in GLOSSARY
 
 

@@ -1,4 +1,4 @@
-"""What can be done with the page: sort the table, choose methods, and ask figures for their numbers."""
+"""The controls of the page: sorting the table, selecting methods, and reading values off figures."""
 
 import math
 import re
@@ -8,7 +8,7 @@ import pytest
 import report_cases
 
 METHODS = report_cases.METHODS
-# The boxes of the marks of each panel, of its frame, and of all texts of the figure.
+# The bounding boxes of the marks of each panel, of its frame, and of all texts of the figure.
 BOXES = """(svg) => {
   const box = (node) => {
     const { left, top, right, bottom } = node.getBoundingClientRect();
@@ -28,7 +28,7 @@ def order_of(page: Any) -> list[str]:
 
 
 def sorted_by(before: list[str], number: int, descending: bool) -> list[str]:
-    """Sort names as a column should: what has no value last, and equals as they were."""
+    """Sort names as a column should: rows without a value last, and equal ones in their order."""
     if number == 0:
         return sorted(before, reverse=descending)
     key = report_cases.COLUMNS[number - 1].key
@@ -49,14 +49,14 @@ def test_every_column_sorts_both_ways(open_page: Any, how: str):
             else:
                 button.press("Enter" if descending else "Space")
             assert order_of(page) == sorted_by(before, number, descending)
-            told = page.locator("th[aria-sort]").evaluate_all(
+            directions = page.locator("th[aria-sort]").evaluate_all(
                 "(all) => all.map((one) => one.getAttribute('aria-sort'))"
             )
-            assert told == ["descending" if descending else "ascending"]
+            assert directions == ["descending" if descending else "ascending"]
     assert page.locator("#status").inner_text() == "Sorted by predict ms/1000, ascending."
 
 
-def test_what_has_no_value_comes_last_both_ways(open_page: Any):
+def test_rows_without_a_value_come_last_both_ways(open_page: Any):
     page = open_page()
     button = page.get_by_role("button", name="AUROC")
     for _ in range(2):
@@ -95,19 +95,19 @@ def test_the_picker_hides_a_method_everywhere(open_page: Any):
     assert page.get_by_role("checkbox", name=name).is_checked()
 
 
-def test_with_no_method_left_figures_say_so(open_page: Any):
+def test_figures_without_methods_show_a_message(open_page: Any):
     page = open_page()
     for box in page.locator("#picker input").all():
         box.uncheck()
     assert page.locator("svg.chart").count() == 0
-    assert page.get_by_text("None of the methods chosen above has this figure.").count() == 9
+    assert page.get_by_text("None of the selected methods has this figure.").count() == 9
     page.locator("#picker input").first.check()
     assert page.locator("svg.chart").count() == 9
     assert page.heard == []
 
 
 @pytest.mark.parametrize("width", [1280, 360])
-def test_marks_and_labels_have_their_places(open_page: Any, width: int):
+def test_marks_and_labels_do_not_overlap(open_page: Any, width: int):
     page = open_page(width=width)
     found = page.locator("svg.chart").evaluate_all(f"(all) => all.map({BOXES})")
     assert len(found) == 9
@@ -138,14 +138,14 @@ def are_apart(a: list[float], b: list[float]) -> bool:
 
 
 def in_view(node: Any) -> Any:
-    """Scroll to a part of the page, and let the scrolling end: it closes what the mouse has opened."""
+    """Scroll to a part of the page, and wait for the end of scrolling, which closes tooltips."""
     node.scroll_into_view_if_needed()
     node.evaluate("() => new Promise((done) => requestAnimationFrame(() => requestAnimationFrame(done)))")
     return node
 
 
 def point_of(page: Any, figure: str, method: str, number: int) -> tuple[float, float]:
-    """Find where a point of a line is on the screen."""
+    """Return the position of a point of a line on the screen."""
     svg = in_view(page.locator(f"#figure-{figure} svg.chart"))
     marks = svg.locator(f".marks[data-method='{METHODS.index(method)}']")
     x, y = re.findall(r"M([\d.]+) ([\d.]+)", marks.locator(".dot").get_attribute("d"))[number]
@@ -157,7 +157,7 @@ def point_of(page: Any, figure: str, method: str, number: int) -> tuple[float, f
     )
 
 
-def test_the_mouse_reads_a_point(open_page: Any):
+def test_the_mouse_shows_the_value_of_a_point(open_page: Any):
     page = open_page()
     page.mouse.move(*point_of(page, "severity", "deterministic", 3))
     tip = page.locator("#tip")
@@ -171,7 +171,7 @@ def test_the_mouse_reads_a_point(open_page: Any):
     assert "file in bytes: 246,180,000" in tip.inner_text()
 
 
-def test_a_finger_reads_a_point(open_page: Any):
+def test_a_touch_shows_the_value_of_a_point(open_page: Any):
     page = open_page(width=360, height=740, has_touch=True, is_mobile=True)
     page.touchscreen.tap(*point_of(page, "severity", "deterministic", 5))
     tip = page.locator("#tip")
@@ -183,23 +183,23 @@ def test_a_finger_reads_a_point(open_page: Any):
     assert not tip.is_visible()
 
 
-def test_the_arrow_keys_read_points_aloud(open_page: Any):
+def test_the_arrow_keys_announce_values(open_page: Any):
     page = open_page()
     page.locator("#figure-severity svg.chart").focus()
-    told = page.locator("#status")
+    status = page.locator("#status")
     page.keyboard.press("ArrowRight")
-    assert told.inner_text() == "deterministic, severity: 0, accuracy: 93.00% (92.00% to 93.00%)"
+    assert status.inner_text() == "deterministic, severity: 0, accuracy: 93.00% (92.00% to 93.00%)"
     page.keyboard.press("ArrowRight")
     page.keyboard.press("ArrowDown")
-    assert told.inner_text().startswith("mean-field, severity: 1, ")
+    assert status.inner_text().startswith("mean-field, severity: 1, ")
     page.keyboard.press("End")
-    assert told.inner_text().startswith("mean-field, severity: 5, ")
+    assert status.inner_text().startswith("mean-field, severity: 5, ")
     assert page.locator("#figure-severity .ring").count() == 1
     page.keyboard.press("Tab")
     assert page.locator(".ring").count() == 0
 
 
-def test_bars_and_clouds_can_be_read_too(open_page: Any):
+def test_values_of_bars_and_clouds_are_shown(open_page: Any):
     page = open_page()
     for figure, words in {
         "layers": "layer1.0.conv1.weight",
@@ -211,7 +211,7 @@ def test_bars_and_clouds_can_be_read_too(open_page: Any):
         assert words in page.locator("#tip").inner_text()
 
 
-def test_a_cell_tells_each_run(open_page: Any):
+def test_a_cell_shows_each_run(open_page: Any):
     page = open_page()
     in_view(page.locator("table.summary td").first).hover()
     lines = page.locator("#tip").inner_text().split("\n")
@@ -220,7 +220,7 @@ def test_a_cell_tells_each_run(open_page: Any):
     assert lines[2].startswith("3 runs: ")
 
 
-def test_the_numbers_of_a_figure_are_in_a_table(open_page: Any):
+def test_the_data_of_a_figure_are_in_a_table(open_page: Any):
     page = open_page()
     details = page.locator("#figure-severity details")
     details.locator("summary").click()

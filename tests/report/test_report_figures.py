@@ -1,4 +1,4 @@
-"""The numbers of the report's figures, by hand from what was found in each run."""
+"""The values in the figures of the report, computed by hand from the evaluation of each run."""
 
 import math
 from itertools import pairwise
@@ -6,17 +6,18 @@ from typing import Any
 
 import numpy as np
 import pytest
-from assessed_cases import BINS, CLASSES, CORRUPTIONS, DECIBELS, EXAMPLES, NAMES, changed, run, runs
+from evaluated_cases import BINS, CLASSES, CORRUPTIONS, DECIBELS, EXAMPLES, NAMES, changed, run, runs
 
-from leanbayes.figures import Figure, Series
-from leanbayes.report import AssessedRun, figures
+from leanbayes.report import EvaluatedRun, figures
+from leanbayes.report.figure import Figure, Series
+from leanbayes.report.figures.pruning_curve import pruning_figure
 
 SEEDS = runs({"mean-field": 0.0})
 ONE = SEEDS[:1]
 
 
-def curve(one: AssessedRun, name: str) -> Any:
-    return np.asarray(one.assessment["curves"][name], float)
+def curve(one: EvaluatedRun, name: str) -> Any:
+    return np.asarray(one.evaluation["curves"][name], float)
 
 
 def by_key(found: list[Figure]) -> dict[str, Figure]:
@@ -25,7 +26,7 @@ def by_key(found: list[Figure]) -> dict[str, Figure]:
 
 
 def assert_band(series: Series, lines: Any) -> None:
-    """A line is the mean over seeds, and its band reaches from the least to the most."""
+    """Check that a line is the mean over seeds, and that its band reaches from the minimum to the maximum."""
     values = np.asarray(lines, float)
     assert series.y == pytest.approx(values.mean(0), nan_ok=True)
     if len(values) == 1:
@@ -39,16 +40,16 @@ def assert_band(series: Series, lines: Any) -> None:
 
 
 @pytest.mark.parametrize("some", [ONE, SEEDS], ids=["one seed", "three seeds"])
-def test_reliability_adds_the_bins_of_all_seeds(some: list[AssessedRun]) -> None:
+def test_reliability_sums_the_bins_of_all_seeds(some: list[EvaluatedRun]) -> None:
     found = by_key(figures.calibration(some, NAMES))
     assert list(found) == ["reliability", "confidences", "class-reliability"]
     confidence, right, count = sum(curve(one, "reliability") for one in some)
-    there = [number for number in range(BINS) if count[number] > 0]
-    assert 0 not in there
+    filled = [number for number in range(BINS) if count[number] > 0]
+    assert 0 not in filled
     series = found["reliability"].series[0]
-    assert series.x == pytest.approx([confidence[n] / count[n] for n in there])
-    assert series.y == pytest.approx([right[n] / count[n] for n in there])
-    assert series.labels == tuple(f"{int(count[n])} examples" for n in there)
+    assert series.x == pytest.approx([confidence[n] / count[n] for n in filled])
+    assert series.y == pytest.approx([right[n] / count[n] for n in filled])
+    assert series.labels == tuple(f"{int(count[n])} examples" for n in filled)
     bars = found["confidences"].series[0]
     assert bars.y == pytest.approx(count / (EXAMPLES * len(some)))
     assert bars.x[0] == "0%–7%"
@@ -56,7 +57,7 @@ def test_reliability_adds_the_bins_of_all_seeds(some: list[AssessedRun]) -> None
     assert len(bars.x) == BINS
 
 
-def test_the_five_classes_with_the_largest_gaps_are_drawn() -> None:
+def test_the_five_classes_with_the_largest_gaps_are_plotted() -> None:
     sums = sum(curve(one, "class_reliability") for one in SEEDS)
     gaps = [sum(abs(sums[k, 0, b] - sums[k, 1, b]) for b in range(BINS)) for k in range(CLASSES)]
     worst = sorted(sorted(range(CLASSES), key=lambda k: -gaps[k])[:5])
@@ -70,12 +71,12 @@ def test_the_five_classes_with_the_largest_gaps_are_drawn() -> None:
         assert series.y == pytest.approx([sums[k, 1, b] / sums[k, 2, b] for b in there])
 
 
-def test_bins_of_few_examples_and_classes_without_others_are_not_drawn() -> None:
+def test_bins_with_few_examples_are_not_plotted() -> None:
     bins = np.zeros((2, 3, BINS))
     bins[0, :, 3] = 0.25 * 5, 2, 5
     bins[0, :, 4] = 0.3 * 4, 1, 4  # too few
     bins[1, :, 2] = 0.2 * 4, 1, 4
-    one = changed(run(), "assessment", "curves", "class_reliability", value=bins.tolist())
+    one = changed(run(), "evaluation", "curves", "class_reliability", value=bins.tolist())
     figure = by_key(figures.calibration([one], ()))["class-reliability"]
     (series,) = figure.series
     assert series.name == "class 0"
@@ -83,10 +84,10 @@ def test_bins_of_few_examples_and_classes_without_others_are_not_drawn() -> None
     assert "all classes" in figure.caption
 
 
-def test_intervals_of_a_regression_are_drawn_over_what_they_claim() -> None:
+def test_interval_coverage_is_plotted_over_the_nominal_probability() -> None:
     shares = [np.linspace(0.1, 0.9, 19) + 0.01 * seed for seed in range(3)]
     some = [
-        changed(one, "assessment", "curves", value={"intervals": s.tolist()})
+        changed(one, "evaluation", "curves", value={"intervals": s.tolist()})
         for one, s in zip(SEEDS, shares, strict=True)
     ]
     (figure,) = figures.calibration(some, ())
@@ -96,17 +97,17 @@ def test_intervals_of_a_regression_are_drawn_over_what_they_claim() -> None:
     assert_band(figure.series[0], shares)
 
 
-# -- doubt ------------------------------------------------------------------------------------------------------------
+# -- uncertainty ------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("some", [ONE, SEEDS], ids=["one seed", "three seeds"])
-def test_risk_is_interpolated_to_a_grid_of_coverages(some: list[AssessedRun]) -> None:
+def test_risk_is_interpolated_to_a_grid_of_coverages(some: list[EvaluatedRun]) -> None:
     (figure,) = figures.selective(some)
     series = figure.series[0]
     assert series.x == pytest.approx([k / 100 for k in range(1, 101)])
     lines = []
     for one in some:
-        coverage, risk = one.assessment["curves"]["risk_coverage"]
+        coverage, risk = one.evaluation["curves"]["risk_coverage"]
         line = []
         for share in series.x:
             assert isinstance(share, float)
@@ -121,46 +122,47 @@ def test_risk_is_interpolated_to_a_grid_of_coverages(some: list[AssessedRun]) ->
     assert series.y[-1] == pytest.approx(np.mean([curve(one, "risk_coverage")[1, -1] for one in some]))
 
 
-def test_entropies_are_added_over_seeds_and_shown_as_shares() -> None:
+def test_entropy_histograms_are_summed_over_seeds_and_normalized() -> None:
     (figure,) = figures.entropies(SEEDS)
-    assert [series.name for series in figure.series] == ["right", "wrong", "letters", "noisy"]
+    assert [series.name for series in figure.series] == ["correct", "wrong", "letters", "noisy"]
     edges = np.linspace(0, math.log(CLASSES), 31)
     for series in figure.series:
-        if series.name in ("right", "wrong"):
-            counts = sum(curve(one, f"entropy_{series.name}") for one in SEEDS)
+        if series.name in ("correct", "wrong"):
+            key = "entropy_right" if series.name == "correct" else "entropy_wrong"
+            counts = sum(curve(one, key) for one in SEEDS)
         else:
-            counts = sum(np.array(one.assessment["ood"][series.name]["entropy"]) for one in SEEDS)
+            counts = sum(np.array(one.evaluation["ood"][series.name]["entropy"]) for one in SEEDS)
         assert series.x == pytest.approx([(low + high) / 2 for low, high in pairwise(edges)])
         assert series.y == pytest.approx(counts / counts.sum())
         assert sum(series.y) == pytest.approx(1)
 
 
-def test_what_never_happened_has_no_line_of_entropies() -> None:
-    one = changed(run(), "assessment", "curves", "entropy_wrong", value=[0] * 30)
+def test_empty_entropy_histograms_are_not_plotted() -> None:
+    one = changed(run(), "evaluation", "curves", "entropy_wrong", value=[0] * 30)
     (figure,) = figures.entropies([one])
-    assert [series.name for series in figure.series] == ["right", "letters", "noisy"]
+    assert [series.name for series in figure.series] == ["correct", "letters", "noisy"]
 
 
-def test_detection_has_a_bar_for_each_measure_and_kind_of_data() -> None:
-    (figure,) = figures.detection(SEEDS)
+def test_ood_detection_has_a_bar_for_each_measure_and_data_set() -> None:
+    (figure,) = figures.ood_detection(SEEDS)
     assert [series.name for series in figure.series] == ["1 − confidence", "entropy", "mutual information"]
     measures = ("max_probability", "entropy", "mutual_information")
     for series, measure in zip(figure.series, measures, strict=True):
         assert series.x == ("letters", "noisy")
-        found = [[one.assessment["ood"][kind]["by"][measure]["auroc"] for kind in series.x] for one in SEEDS]
+        found = [[one.evaluation["ood"][kind]["by"][measure]["auroc"] for kind in series.x] for one in SEEDS]
         assert_band(series, found)
 
 
 # -- shift ------------------------------------------------------------------------------------------------------------
 
 
-def level_scores(one: AssessedRun, key: str, **where: Any) -> list[float]:
-    found = one.assessment["shifts"]
+def level_scores(one: EvaluatedRun, key: str, **where: Any) -> list[float]:
+    found = one.evaluation["shifts"]
     return [shift["scores"][key] for shift in found if all(shift[name] == value for name, value in where.items())]
 
 
 @pytest.mark.parametrize("some", [ONE, SEEDS], ids=["one seed", "three seeds"])
-def test_scores_are_drawn_over_the_levels_of_each_shift(some: list[AssessedRun]) -> None:
+def test_scores_are_plotted_over_the_levels_of_each_shift(some: list[EvaluatedRun]) -> None:
     found = by_key(figures.shifts(some))
     assert list(found) == [
         *(f"corruptions-{key}" for key in ("accuracy", "nll", "ece")),
@@ -187,30 +189,30 @@ def test_scores_are_drawn_over_the_levels_of_each_shift(some: list[AssessedRun])
             assert_band(figure.series[0], lines)
             assert figure.log == ("x" if name == "labels" else "")
     assert found["corruptions-accuracy"].percent == "y"
-    assert found["corruptions-accuracy"].title == "Accuracy over the severity of corruptions"
+    assert found["corruptions-accuracy"].title == "Accuracy by severity of the corruption"
     assert found["corruptions-nll"].percent == ""
 
 
-def test_each_corruption_has_a_bar_over_its_severities() -> None:
+def test_bars_of_corruptions_are_means_over_severities() -> None:
     figure = by_key(figures.shifts(SEEDS))["by-corruption"]
     assert figure.series[0].x == ("fog", "gaussian noise")
     lines = [[np.mean(level_scores(one, "accuracy", name=name)) for name in CORRUPTIONS] for one in SEEDS]
     assert_band(figure.series[0], lines)
 
 
-def with_scores(one: AssessedRun, *names: str) -> AssessedRun:
+def with_scores(one: EvaluatedRun, *names: str) -> EvaluatedRun:
     shifts = [
         {**shift, "scores": {name: 0.1 * number for number, name in enumerate(names)}}
-        for shift in one.assessment["shifts"]
+        for shift in one.evaluation["shifts"]
         if shift["family"] not in ("rotation", "labels")
     ]
-    return changed(one, "assessment", "shifts", value=shifts)
+    return changed(one, "evaluation", "shifts", value=shifts)
 
 
 def test_segmentations_and_regressions_have_their_own_scores_under_shift() -> None:
     dense = by_key(figures.shifts([with_scores(run(), "accuracy", "miou", "nll", "ece", "entropy")]))
     assert {"corruptions-miou", "noise-miou", "noise-entropy", "by-corruption"} <= {*dense}
-    assert dense["by-corruption"].title == "mIoU under each corruption"
+    assert dense["by-corruption"].title == "mIoU by corruption"
     assert dense["by-corruption"].series[0].y == pytest.approx((0.1, 0.1))
     real = by_key(figures.shifts([with_scores(run(), "rmse", "nll", "std")]))
     assert {"corruptions-rmse", "corruptions-nll", "noise-rmse", "noise-std", "by-corruption"} <= {*real}
@@ -221,44 +223,64 @@ def test_segmentations_and_regressions_have_their_own_scores_under_shift() -> No
 # -- inside the model -------------------------------------------------------------------------------------------------
 
 
-def test_classes_that_are_nowhere_have_no_intersection_over_union() -> None:
+def test_classes_that_do_not_occur_have_no_iou() -> None:
     values = [[0.5, math.nan, 0.7, 0.1], [0.6, math.nan, 0.8, math.nan], [0.4, math.nan, 0.9, 0.3]]
-    some = [changed(one, "assessment", "curves", "iou", value=of) for one, of in zip(SEEDS, values, strict=True)]
+    some = [changed(one, "evaluation", "curves", "iou", value=of) for one, of in zip(SEEDS, values, strict=True)]
     (figure,) = figures.segmentation(some, NAMES)
     assert figure.series[0].x == ("zero", "two")
     assert_band(figure.series[0], [[of[0], of[2]] for of in values])
-    nowhere = [changed(one, "assessment", "curves", "iou", value=[math.nan] * 2) for one in SEEDS]
+    nowhere = [changed(one, "evaluation", "curves", "iou", value=[math.nan] * 2) for one in SEEDS]
     assert figures.segmentation(nowhere, NAMES) == []
 
 
-def test_a_measure_that_is_the_same_for_all_is_not_drawn() -> None:
-    kinds = ONE[0].assessment["ood"]
+def test_a_constant_measure_is_not_plotted() -> None:
+    kinds = ONE[0].evaluation["ood"]
     same = {
         kind: {**one, "by": {**one["by"], "mutual_information": {**one["by"]["entropy"], "auroc": 0.5}}}
         for kind, one in kinds.items()
     }
-    (figure,) = figures.detection([changed(ONE[0], "assessment", "ood", value=same)])
+    (figure,) = figures.ood_detection([changed(ONE[0], "evaluation", "ood", value=same)])
     assert [series.name for series in figure.series] == ["1 − confidence", "entropy"]
 
 
 @pytest.mark.parametrize("some", [SEEDS])
-def test_what_is_left_after_pruning_is_drawn_over_the_share(some: list[AssessedRun]) -> None:
+def test_the_accuracy_after_pruning_is_plotted_over_the_share(some: list[EvaluatedRun]) -> None:
     (figure,) = figures.pruning(some)
-    assert figure.title == "Accuracy of what is left"
+    assert figure.title == "Accuracy after pruning"
     assert [series.name for series in figure.series] == ["by |μ|", "by |μ|/σ"]
     for series, by in zip(figure.series, ("magnitude", "snr"), strict=True):
-        values = np.array([[point["accuracy"] for point in one.assessment["pruning"][by]] for one in some])
+        values = np.array([[point["accuracy"] for point in one.evaluation["pruning"][by]] for one in some])
         assert series.x == (0.0, 0.5, 0.9)
         assert series.y == pytest.approx(values.mean(0))
         assert series.low == pytest.approx(values.min(0))
         assert series.high == pytest.approx(values.max(0))
-    without = [changed(one, "assessment", "pruning", value={}) for one in some]
+    without = [changed(one, "evaluation", "pruning", value={}) for one in some]
     assert figures.pruning(without) == []
-    only = [*some[:-1], changed(some[-1], "assessment", "pruning", "snr", value=None)]
+    only = [*some[:-1], changed(some[-1], "evaluation", "pruning", "snr", value=None)]
     assert [series.name for series in figures.pruning(only)[0].series] == ["by |μ|"]
 
 
-def test_the_training_is_drawn_over_the_epochs_that_all_seeds_have() -> None:
+def test_a_pruning_figure_shows_each_curve() -> None:
+    curves = {
+        "magnitude": [{"share": 0.0, "accuracy": 0.9}, {"share": 0.5, "accuracy": 0.8}],
+        "snr": [{"share": 0.0, "accuracy": 0.9}, {"share": 0.9, "accuracy": 0.7}],
+    }
+    figure = pruning_figure(curves, "accuracy")
+    assert [(one.name, one.x, one.y) for one in figure.series] == [
+        ("magnitude", (0.0, 0.5), (0.9, 0.8)),
+        ("snr", (0.0, 0.9), (0.9, 0.7)),
+    ]
+    assert (figure.y, figure.percent) == ("accuracy", "xy")
+    assert Figure.from_json(figure.to_json()) == figure
+
+
+def test_the_error_of_a_pruned_regression_is_not_in_percent() -> None:
+    figure = pruning_figure({"": [{"share": 0.0, "rmse": 1.5}, {"share": 1.0, "rmse": 2.5}]}, "rmse")
+    assert (figure.y, figure.percent) == ("rmse", "x")
+    assert figure.series[0].y == (1.5, 2.5)
+
+
+def test_training_is_plotted_over_the_epochs_that_all_seeds_have() -> None:
     (figure,) = figures.training(SEEDS)
     assert figure.series[0].x == (1, 2, 3, 4)
     assert_band(figure.series[0], [[1 / epoch + 0.01 * seed for epoch in range(1, 5)] for seed in range(3)])
@@ -269,7 +291,7 @@ def test_the_training_is_drawn_over_the_epochs_that_all_seeds_have() -> None:
     assert figures.training([changed(run(), "record", "history", value=[])]) == []
 
 
-def test_a_likelihood_of_numbers_may_be_negative_while_training() -> None:
+def test_a_negative_nll_is_plotted_on_a_linear_axis() -> None:
     history = [{"epoch": epoch, "validation": {"nll": 1.5 - epoch}} for epoch in (1, 2, 3)]
     (figure,) = figures.training([changed(run(), "record", "history", value=history)])
     assert figure.log == ""
@@ -280,11 +302,11 @@ def point(x: float, y: float, name: str = "", **more: Any) -> Figure:
     return Figure("size", "Size", "points", "MB", "NLL", "Small is good.", (Series(name, (x,), (y,), **more),), log="x")
 
 
-def with_figures(one: AssessedRun, *found: Figure) -> AssessedRun:
-    return changed(one, "assessment", "figures", value=[figure.to_json() for figure in found])
+def with_figures(one: EvaluatedRun, *found: Figure) -> EvaluatedRun:
+    return changed(one, "evaluation", "figures", value=[figure.to_json() for figure in found])
 
 
-def test_points_of_all_seeds_are_drawn_and_clouds_of_the_first() -> None:
+def test_single_points_are_joined_over_seeds_and_clouds_are_those_of_the_first_seed() -> None:
     cloud = Figure("plane", "Plane", "points", "μ", "σ", "", (Series("", (1, 2), (3, 4)),))
     other = Figure("plane", "Plane", "points", "μ", "σ", "", (Series("", (5, 6), (7, 8)),))
     some = [with_figures(SEEDS[0], point(1, 0.5), cloud), with_figures(SEEDS[1], point(2, 0.6), other)]
@@ -295,7 +317,7 @@ def test_points_of_all_seeds_are_drawn_and_clouds_of_the_first() -> None:
     assert figures.of_method(some[:1]) == [point(1, 0.5), cloud]
 
 
-def test_points_are_joined_by_name_where_there_are_some() -> None:
+def test_points_are_joined_by_name() -> None:
     some = [
         with_figures(SEEDS[0], point(1, 0.5, "small", labels=("5 %",))),
         with_figures(SEEDS[1], point(2, 0.6, "large")),
@@ -304,18 +326,18 @@ def test_points_are_joined_by_name_where_there_are_some() -> None:
     assert figure.series == (Series("small", (1,), (0.5,), labels=("5 %, seed 0",)),)
 
 
-# -- what not all runs have -------------------------------------------------------------------------------------------
+# -- figures that some runs lack --------------------------------------------------------------------------------------
 
 
-def test_figures_are_made_of_what_all_runs_of_a_method_have() -> None:
+def test_figures_show_only_what_all_runs_of_a_method_have() -> None:
     fewer = SEEDS[1]
-    fewer = changed(fewer, "assessment", "ood", "letters", value=None)
-    kept = [s for s in fewer.assessment["shifts"] if s["family"] != "rotation" and s["level"] not in (40, 5)]
-    fewer = changed(fewer, "assessment", "shifts", value=[s for s in kept if s["name"] != "fog"])
+    fewer = changed(fewer, "evaluation", "ood", "letters", value=None)
+    kept = [s for s in fewer.evaluation["shifts"] if s["family"] != "rotation" and s["level"] not in (40, 5)]
+    fewer = changed(fewer, "evaluation", "shifts", value=[s for s in kept if s["name"] != "fog"])
     some = [SEEDS[0], fewer]
     (entropies,) = figures.entropies(some)
-    assert [series.name for series in entropies.series] == ["right", "wrong", "noisy"]
-    (detection,) = figures.detection(some)
+    assert [series.name for series in entropies.series] == ["correct", "wrong", "noisy"]
+    (detection,) = figures.ood_detection(some)
     assert {series.x for series in detection.series} == {("noisy",)}
     shifts = by_key(figures.shifts(some))
     assert not any(key.startswith("rotation") for key in shifts)
@@ -331,16 +353,16 @@ def test_figures_are_made_of_what_all_runs_of_a_method_have() -> None:
 
 
 @pytest.mark.parametrize("first", [True, False])
-def test_a_run_without_other_data_or_shifts_takes_these_figures_away(first: bool) -> None:
-    none = changed(changed(SEEDS[1], "assessment", "ood", value={}), "assessment", "shifts", value=[])
+def test_figures_of_shift_and_ood_data_need_them_in_all_runs(first: bool) -> None:
+    none = changed(changed(SEEDS[1], "evaluation", "ood", value={}), "evaluation", "shifts", value=[])
     some = [none, SEEDS[0]] if first else [SEEDS[0], none]
-    assert figures.detection(some) == figures.shifts(some) == []
-    assert [series.name for series in figures.entropies(some)[0].series] == ["right", "wrong"]
+    assert figures.ood_detection(some) == figures.shifts(some) == []
+    assert [series.name for series in figures.entropies(some)[0].series] == ["correct", "wrong"]
 
 
 @pytest.mark.parametrize("first", [True, False])
-def test_curves_that_one_run_lacks_are_not_drawn(first: bool) -> None:
-    none = changed(SEEDS[1], "assessment", "curves", value={})
+def test_curves_that_one_run_lacks_are_not_plotted(first: bool) -> None:
+    none = changed(SEEDS[1], "evaluation", "curves", value={})
     some = [none, SEEDS[0]] if first else [SEEDS[0], none]
     assert figures.calibration(some, NAMES) == figures.selective(some) == figures.entropies(some) == []
     assert figures.segmentation(some, NAMES) == []

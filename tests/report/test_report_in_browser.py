@@ -10,7 +10,7 @@ import report_cases
 
 from leanbayes.report import Cell, Column, Document, Gallery, Row, Section, Table, write
 
-# All visible pieces of text: what is written, its colour, and the first background behind it that is not transparent.
+# All visible pieces of text: the text, its color, and the first opaque background behind it.
 TEXTS = """() => {
   const found = [];
   for (const node of document.querySelectorAll("body *")) {
@@ -25,7 +25,7 @@ TEXTS = """() => {
   }
   return found;
 }"""
-COLOUR_OF = """(name) => {
+COLOR_OF = """(name) => {
   const node = document.body.appendChild(document.createElement("p"));
   node.style.color = `var(${name})`;
   const { color } = getComputedStyle(node);
@@ -35,10 +35,10 @@ COLOUR_OF = """(name) => {
 
 
 def contrast(first: str, second: str) -> float:
-    """Return the contrast of two colours by WCAG 2: from 1 to 21."""
+    """Return the contrast of two colors by WCAG 2: from 1 to 21."""
 
-    def luminance(colour: str) -> float:
-        values = [int(part) / 255 for part in re.findall(r"\d+", colour)[:3]]
+    def luminance(color: str) -> float:
+        values = [int(part) / 255 for part in re.findall(r"\d+", color)[:3]]
         linear = [value / 12.92 if value <= 0.04045 else ((value + 0.055) / 1.055) ** 2.4 for value in values]
         return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
 
@@ -52,12 +52,12 @@ def open_details(page: Any) -> None:
         details.locator("table").wait_for()
 
 
-def test_contrast_is_measured_right():
+def test_contrast_is_computed_correctly():
     assert contrast("rgb(0, 0, 0)", "rgb(255, 255, 255)") == pytest.approx(21)
     assert contrast("rgb(119, 119, 119)", "rgb(255, 255, 255)") == pytest.approx(4.48, abs=0.01)
 
 
-def test_it_opens_quietly_and_asks_for_nothing(open_page: Any, report: Path):
+def test_it_opens_without_messages_or_requests(open_page: Any, report: Path):
     page = open_page()
     asked: list[str] = []
     page.on("request", lambda request: asked.append(request.url))
@@ -67,7 +67,7 @@ def test_it_opens_quietly_and_asks_for_nothing(open_page: Any, report: Path):
     assert [url for url in asked if not url.startswith("data:")] == [report.as_uri()]
 
 
-def test_it_may_not_ask_for_anything(open_page: Any):
+def test_requests_are_blocked(open_page: Any):
     page = open_page()
     blocked = page.evaluate(
         """() => new Promise((done) => {
@@ -78,11 +78,11 @@ def test_it_may_not_ask_for_anything(open_page: Any):
     assert blocked == "img-src"
 
 
-def test_hostile_names_are_text(open_page: Any, tmp_path: Path):
+def test_hostile_names_are_shown_as_text(open_page: Any, tmp_path: Path):
     name = "</script><script>document.title='bad'</script>\"><img src=x onerror=\"document.title='bad'\">"
     table = Table((Column("nll", name, help=name),), (Row(name, {"nll": Cell(0.5)}),))
     section = Section("s", name, name, report_cases.sections(10)[0].figures)
-    galleries = (Gallery(name, name, name, report_cases.galleries()[0].pictures),)
+    galleries = (Gallery(name, name, name, report_cases.galleries()[0].images),)
     write(
         Document("good", name, (name,), table, (section,), galleries, {name: name}, {name: name}), tmp_path / "p.html"
     )
@@ -95,7 +95,7 @@ def test_hostile_names_are_text(open_page: Any, tmp_path: Path):
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_everything_can_be_read(open_page: Any, scheme: Any):
+def test_all_text_has_enough_contrast(open_page: Any, scheme: Any):
     page = open_page(color_scheme=scheme)
     open_details(page)
     page.locator("svg.chart").first.focus()
@@ -104,34 +104,34 @@ def test_everything_can_be_read(open_page: Any, scheme: Any):
     assert len(texts) > 300
     for text, ink, background in texts:
         assert contrast(ink, background) >= 4.5, (text, ink, background)
-    card = page.evaluate(COLOUR_OF, "--card")
+    card = page.evaluate(COLOR_OF, "--card")
     for name in ("--axis", "--bar", "--whisker", "--link", *(f"--c{k}" for k in range(10))):
-        assert contrast(page.evaluate(COLOUR_OF, name), card) >= 3, name
+        assert contrast(page.evaluate(COLOR_OF, name), card) >= 3, name
 
 
-def test_the_theme_can_be_changed_and_is_kept(open_page: Any):
+def test_the_theme_can_be_changed_and_is_remembered(open_page: Any):
     page = open_page(color_scheme="light")
 
-    def colours() -> list[str]:
-        return [page.evaluate(COLOUR_OF, name) for name in ("--page", "--ink", "--c0")]
+    def colors() -> list[str]:
+        return [page.evaluate(COLOR_OF, name) for name in ("--page", "--ink", "--c0")]
 
-    light = colours()
+    light = colors()
     page.emulate_media(color_scheme="dark")
-    dark = colours()
+    dark = colors()
     assert not set(light) & set(dark)
     page.get_by_role("button", name="Light", exact=True).click()
-    assert colours() == light
+    assert colors() == light
     page.reload()
-    assert colours() == light
+    assert colors() == light
     page.get_by_role("button", name="Dark", exact=True).press("Enter")
     page.emulate_media(color_scheme="light")
-    assert colours() == dark
+    assert colors() == dark
     page.emulate_media(media="print")
-    assert colours()[1:] == light[1:]
+    assert colors()[1:] == light[1:]
 
 
 @pytest.mark.parametrize("width", [360, 800, 1280])
-def test_nothing_hangs_over_the_edge(open_page: Any, width: int):
+def test_nothing_overflows_the_page(open_page: Any, width: int):
     page = open_page(width=width, height=740)
     open_details(page)
     assert page.evaluate("document.documentElement.scrollWidth") == width
@@ -145,7 +145,19 @@ def test_nothing_hangs_over_the_edge(open_page: Any, width: int):
     assert over == []
 
 
-def test_pictures_and_figures_are_told_in_words(page: Any):
+def test_the_printed_table_has_a_row_per_metric(open_page: Any):
+    page = open_page(width=720, height=1000)
+    page.emulate_media(media="print")
+    cells = page.locator(".summary tbody td")
+    assert max(cells.evaluate_all("(all) => all.map((one) => one.getBoundingClientRect().right)")) <= 720
+    tops = page.locator(".summary tbody tr").evaluate_all(
+        "(rows) => rows.map((row) => [...row.cells].map((one) => one.getBoundingClientRect().top))"
+    )
+    assert len(tops) > 1
+    assert all(row == tops[0] == sorted(row) and len(set(row)) == len(row) for row in tops)
+
+
+def test_images_and_figures_have_descriptions(page: Any):
     alts = page.locator("img").evaluate_all("(all) => all.map((one) => one.alt)")
     assert len(alts) == 44
     assert all(alts)
@@ -160,7 +172,7 @@ def test_pictures_and_figures_are_told_in_words(page: Any):
     assert "deterministic: from 93.00% at 0 to 68.00% at 5, lowest 68.00% at 5, highest 93.00% at 0." in label
 
 
-def test_small_pictures_are_enlarged_pixel_by_pixel(page: Any):
+def test_small_images_are_enlarged_without_smoothing(page: Any):
     sizes = page.locator("img").evaluate_all(
         "(all) => all.map((one) => [one.naturalWidth, one.width, getComputedStyle(one).imageRendering])"
     )
@@ -174,7 +186,7 @@ def test_headings_are_in_order(page: Any):
     assert all(after <= before + 1 for before, after in itertools.pairwise(levels))
 
 
-def test_links_lead_somewhere(page: Any):
+def test_links_have_targets(page: Any):
     links = page.locator("a").evaluate_all("(all) => all.map((one) => one.getAttribute('href'))")
     described = page.locator("[aria-describedby]").evaluate_all(
         "(all) => all.map((one) => one.getAttribute('aria-describedby'))"
@@ -186,7 +198,7 @@ def test_links_lead_somewhere(page: Any):
     assert len(ids) == len(set(ids))
 
 
-def test_without_scripts_the_rest_is_there(open_page: Any):
+def test_the_page_works_without_scripts(open_page: Any):
     page = open_page(java_script_enabled=False)
     assert page.locator("h1").inner_text() == "CIFAR-10: five ways to a posterior"
     assert page.locator("table.summary tbody tr").count() == 5

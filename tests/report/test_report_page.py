@@ -1,4 +1,4 @@
-"""The page as text: what is in it, what is left out, and that nothing breaks out of its place."""
+"""The text of the page: its content, what is omitted, and that all names are escaped."""
 
 import html
 import json
@@ -13,10 +13,10 @@ import pytest
 import report_cases
 
 from leanbayes.errors import LeanBayesError
-from leanbayes.figures import Figure, Series
 from leanbayes.report import Cell, Column, Document, Gallery, MethodFigure, Row, Section, Table, merge, render, write
 from leanbayes.report.cells import lines, writer
-from leanbayes.report.page import COLOURS, DASHES, MARKERS, as_json, style_of
+from leanbayes.report.figure import Figure, Series
+from leanbayes.report.page import COLORS, DASHES, MARKERS, as_json, style_of
 
 HOSTILE = ('</script><script>alert("1")</script>', "<!--<script>", "\"'><img src=x onerror=alert(1)>", "a\u2028b & c")
 
@@ -37,14 +37,14 @@ def line(x: tuple[float, ...], y: tuple[float, ...], name: str = "a") -> tuple[M
 
 
 @pytest.mark.parametrize("name", HOSTILE)
-def test_names_stay_text(name: str):
+def test_names_are_escaped(name: str):
     column = Column("nll", name, name, "low", "decimal", name)
     table = Table((column,), (Row(name, {"nll": Cell(0.5, 0.4, 0.6, (0.4, 0.6))}, 2),), {"nll": (name,)}, name, name)
-    pictures = report_cases.galleries()[0].pictures
+    images = report_cases.galleries()[0].images
     section = Section("s", name, name, line((1.0,), (2.0,), name))
     page = render(
         Document(
-            name, name, (name,), table, (section,), (Gallery(name, name, name, pictures),), {name: name}, {name: name}
+            name, name, (name,), table, (section,), (Gallery(name, name, name, images),), {name: name}, {name: name}
         )
     )
     assert data_of(page)["methods"][0]["name"] == name
@@ -72,13 +72,13 @@ def test_json_cannot_end_its_script():
     assert json.loads(text) == {"<": "</script><!-- & \u2028"}
 
 
-def test_what_is_empty_is_left_out():
-    page = render(small(figures=line((), ()), galleries=(Gallery("No pictures", "", "a", ()),)))
+def test_empty_parts_are_omitted():
+    page = render(small(figures=line((), ()), galleries=(Gallery("No images", "", "a", ()),)))
     for absent in (
         "Some section",
         "A figure",
-        "No pictures",
-        'id="pictures"',
+        "No images",
+        'id="examples"',
         'id="reading"',
         'id="summary"',
         "<noscript>",
@@ -88,7 +88,7 @@ def test_what_is_empty_is_left_out():
     assert 'id="picker"' not in render(Document("Title"))
 
 
-def test_nan_is_a_dash():
+def test_nan_is_shown_as_a_dash():
     page = render(
         Document("Title", table=Table((Column("nll", "NLL"),), (Row("a", {"nll": Cell(math.nan)}), Row("b", {}))))
     )
@@ -96,24 +96,24 @@ def test_nan_is_a_dash():
     assert "nan" not in re.sub(r"<(script|style).*?</\1>", "", page, flags=re.S).lower()
 
 
-def test_winners_are_marked_in_words():
+def test_winners_are_marked_with_text():
     cells = [cell for line in lines(report_cases.table()) for cell in line.cells]
     names = sum(len(names) for names in report_cases.WINNERS.values())
     assert sum(cell.best for cell in cells) == names
     page = render(report_cases.document(points=10))
-    assert page.count('<span class="hidden">best: </span>') == names
-    # The page takes winners as they are told, and finds none itself.
-    assert '<span class="hidden">best' not in render(small())
+    assert page.count('<span class="hidden">marked: </span>') == names
+    # The page shows the given winners, and determines none itself.
+    assert '<span class="hidden">marked' not in render(small())
 
 
-def test_a_cell_tells_its_runs_and_interval():
+def test_a_cell_shows_its_runs_and_interval():
     table = Table((Column("a", "accuracy", form="percent"),), (Row("m", {"a": Cell(0.9, 0.89, 0.92, (0.88, 0.92))}),))
     (cell,) = lines(table)[0].cells
-    assert (cell.text, cell.spread) == ("90.00%", "±1.50")
+    assert (cell.text, cell.interval) == ("90.00%", "±1.50")
     assert cell.tip == "m, accuracy: 90.00%\ninterval: 89.00% to 92.00%\n2 runs: 88.00%, 92.00%"
 
 
-def test_bars_lie_in_the_range_of_their_column():
+def test_bars_are_in_the_range_of_their_column():
     for line in lines(report_cases.table()):
         for cell in line.cells:
             if cell.bar is not None:
@@ -137,12 +137,12 @@ def test_numbers_of_a_column_have_the_same_decimals(form: Any, values: list[floa
     assert list(map(writer(form, values), values)) == texts
 
 
-def test_every_method_looks_different():
+def test_every_method_has_a_different_style():
     styles = [style_of(index) for index in range(50)]
-    assert len({(style["colour"], style["marker"], style["dash"]) for style in styles}) == 50
-    assert len({style["colour"] for style in styles[:10]}) == len({style["marker"] for style in styles[:10]}) == 10
+    assert len({(style["color"], style["marker"], style["dash"]) for style in styles}) == 50
+    assert len({style["color"] for style in styles[:10]}) == len({style["marker"] for style in styles[:10]}) == 10
     css, page = asset("page.css"), render(Document("Title"))
-    assert all(f".c{k} {{" in css and f"--c{k}:" in css for k in range(COLOURS))
+    assert all(f".c{k} {{" in css and f"--c{k}:" in css for k in range(COLORS))
     assert all(f".d{k} {{" in css for k in range(1, DASHES))
     assert all(f'id="marker-{k}"' in page for k in range(MARKERS))
 
@@ -151,14 +151,14 @@ def asset(name: str) -> str:
     return resources.files("leanbayes.report").joinpath("assets", name).read_text(encoding="utf-8")
 
 
-def test_the_page_needs_nothing_else():
+def test_the_page_is_self_contained():
     page = render(report_cases.document(points=10))
     policy = re.search(r'http-equiv="Content-Security-Policy" content="([^"]*)"', page)
     assert policy
     assert html.unescape(policy[1]).startswith("default-src 'none'; img-src data:; style-src 'sha256-")
     assert "unsafe" not in policy[1]
     assert set(re.findall(r'(?:src|href)="([^"#]{1,5})', page)) == {"data:"}
-    assert set(re.findall(r"\w+://[\w./]+", page)) == {"http://www.w3.org/2000/svg"}  # a name, not an address
+    assert set(re.findall(r"\w+://[\w./]+", page)) == {"http://www.w3.org/2000/svg"}  # a namespace, not an address
 
 
 def test_the_page_is_small():
@@ -166,7 +166,7 @@ def test_the_page_is_small():
     assert len(render(report_cases.document())) < 500_000
 
 
-def test_the_page_is_written_whole(tmp_path: Path):
+def test_the_page_is_written_atomically(tmp_path: Path):
     write(small(facts={"command": "file-\udcff.txt"}), tmp_path / "page.html")
     text = (tmp_path / "page.html").read_text(encoding="utf-8")
     assert text.startswith("<!DOCTYPE html>")

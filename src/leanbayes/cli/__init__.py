@@ -1,4 +1,4 @@
-"""The command line: `leanbayes COMMAND`; `main` knows the commands."""
+"""The command line, `leanbayes COMMAND`: one file per command, and the table of commands in `main`."""
 
 from leanbayes.cli.main import main
 

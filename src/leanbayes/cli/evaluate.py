@@ -7,28 +7,28 @@ from typing import Any, Literal
 
 from leanbayes.cli.options import RuleName, RunFolder, parse
 from leanbayes.cli.runs import TrainedRun, open_run
-from leanbayes.cli.tables import scores_table, show
+from leanbayes.cli.text_tables import scores_table, show
+from leanbayes.core.json_values import json_text
 from leanbayes.errors import LeanBayesError
 from leanbayes.evaluation import costs_of, evaluate
-from leanbayes.plain import json_text
-from leanbayes.report.runs import in_columns
+from leanbayes.report.evaluated_run import in_columns
 from leanbayes.training.progress import say
 from leanbayes.training.record import write_json
 
 
 @dataclass(frozen=True)
 class EvaluateOptions:
-    """Score a trained run on the test data, which it has never seen.
+    """Score a trained run on the test data, which it has not been trained on.
 
     Attributes:
         run: folder of the run.
-        samples: draws of a prediction. None means what the method says.
-        rule: how weights meet activations. None means as in training.
-        root: folder that holds the data sets. None means what the environment variable LEANBAYES_DATA says.
+        samples: Monte Carlo samples per prediction. None means the default of the method.
+        rule: how random weights are combined with activations. None means the rule used in training.
+        root: folder of the data sets. None means the environment variable LEANBAYES_DATA.
         split: which data to score.
         device: where to predict. None means the GPU, if there is one.
-        seed: number that the draws follow from.
-        json: print JSON, not a table.
+        seed: seed of the samples.
+        json: print JSON instead of a table.
     """
 
     run: RunFolder
@@ -41,8 +41,8 @@ class EvaluateOptions:
     json: bool = False
 
 
-def evaluate_run(words: list[str]) -> Callable[[], None]:
-    """Read the words of the command."""
+def command(words: list[str]) -> Callable[[], None]:
+    """Parse the arguments, and return the action."""
     options = parse(EvaluateOptions, words, "evaluate")
     return lambda: _evaluate(options)
 
@@ -58,12 +58,12 @@ def _evaluate(options: EvaluateOptions) -> None:
         run.record["scores"]["test"] = scores
         try:
             write_json(options.run / "run.json", run.record)
-        except LeanBayesError as error:  # in somebody else's folder, perhaps
-            say(True, f"The scores are not kept: {error}")
+        except LeanBayesError as error:  # the folder may belong to somebody else
+            say(True, f"The scores are not stored in the run: {error}")
 
 
 def score(run: TrainedRun, options: EvaluateOptions) -> dict[str, Any]:
-    """Score a run on a split, and time its predictions beside those of the plain network."""
+    """Score a run on one split, and time its predictions and those of the plain network."""
     data, bnn = run.data(options.root), run.model
     dataset = data.test if options.split == "test" else data.validation
     if dataset is None:

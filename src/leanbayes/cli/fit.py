@@ -2,39 +2,49 @@
 
 import dataclasses
 import shlex
+import textwrap
 from collections.abc import Callable
 from typing import Annotated, Any
 
-from leanbayes.cli.options import Flat, Task, config_of, is_first_process, parse, with_preset
+from leanbayes.cli.console import line
+from leanbayes.cli.options import Flat, Task, config_of, flag_of, is_first_process, parse, with_engine, with_preset
 from leanbayes.cli.runs import default_folder, method_name, prepare, summary, train
 from leanbayes.errors import LeanBayesError
-from leanbayes.method import Method
 from leanbayes.methods import METHODS, get_method
+from leanbayes.model.method import Method
 from leanbayes.training import Recipe
 
-_METHODS = "\n".join(f"  {name:<14} {summary(method)}" for name, method in METHODS.items())
-_HELP = f"""usage: leanbayes fit METHOD [flags]      (or the method in a file: leanbayes fit --config FILE.yaml)
+
+def _help() -> str:
+    methods = "\n".join(
+        textwrap.fill(
+            summary(method), 80, initial_indent=f"  {name:<15} ", subsequent_indent=" " * 18, break_on_hyphens=False
+        )
+        for name, method in METHODS.items()
+    )
+    return f"""usage: leanbayes fit METHOD [options]
+       leanbayes fit --config FILE.yaml     (with the method in the file)
 
 Train a network. METHOD is one of
-{_METHODS}
+{methods}
 
-leanbayes fit METHOD --help tells all flags, which depend on the method.
+The options depend on the method: leanbayes fit METHOD --help lists them.
 """
 
 
-def fit_method(words: list[str]) -> Callable[[], None]:
-    """Read the words of the command."""
+def command(words: list[str]) -> Callable[[], None]:
+    """Parse the arguments, and return the action."""
     named = bool(words) and not words[0].startswith("-")
     if not words or (not named and words[0] in ("-h", "--help")):
-        print(_HELP, end="")
+        print(_help(), end="")
         raise SystemExit(0 if words else 2)
     name, flags = (words[0], words[1:]) if named else (None, words)
     settings = config_of(flags)
     method, changes = _method(name, settings.pop("method", None))
+    method = with_engine(method, flags, settings, flag_of(flags, "method.engine") or changes.get("engine"))
     kind = _options_class(method)
-    prog = f"fit {method_name(method)}"
-    default = kind(*with_preset(flags, settings), method)
-    options = parse(kind, flags, prog, default, {**settings, "method": changes})
+    default = kind(*with_preset(flags, settings, method.engine), method)
+    options = parse(kind, flags, f"fit {method_name(method)}", default, {**settings, "method": changes})
     return lambda: _train(options.task, options.method, options.recipe)
 
 
@@ -42,11 +52,11 @@ def _train(task: Task, method: Method, recipe: Recipe) -> None:
     folder = task.out or default_folder(task, method_name(method), recipe.seed)
     train(prepare(task, recipe.seed), method, recipe, task, folder)
     if is_first_process():
-        print(f"The run is in {folder}. Score it on the test data: leanbayes evaluate {shlex.quote(str(folder))}")
+        line(f"The run is in {folder}. To score it on the test data: leanbayes evaluate {shlex.quote(str(folder))}")
 
 
 def _options_class(method: Method) -> Any:
-    """Make the dataclass of the flags, which depend on the method."""
+    """Make the dataclass of the options, which depend on the method."""
     parts = [("task", Annotated[Task, Flat]), ("recipe", Annotated[Recipe, Flat]), ("method", type(method))]
     made = dataclasses.make_dataclass("Options", parts, frozen=True)
     made.__doc__ = summary(method)
@@ -54,7 +64,7 @@ def _options_class(method: Method) -> Any:
 
 
 def _method(name: str | None, setting: Any) -> tuple[Method, dict[str, Any]]:
-    """Bring together the method of the command line and that of the config file with its settings."""
+    """Return the method that the command line or the config file names, and its settings in the config file."""
     if setting is None or isinstance(setting, str):
         named, changes = setting, {}
     elif isinstance(setting, dict) and isinstance(setting.get("name"), str):
@@ -62,7 +72,7 @@ def _method(name: str | None, setting: Any) -> tuple[Method, dict[str, Any]]:
     else:
         raise LeanBayesError("`method` in the config file must be a name, or a mapping with a `name` and settings.")
     if name is None and named is None:
-        raise LeanBayesError(f"No method was given, which comes first: use one of {', '.join(METHODS)}.")
+        raise LeanBayesError(f"The method is missing: give it as the first argument, one of {', '.join(METHODS)}.")
     method = get_method(name or named or "")
     if named is not None and get_method(named) != method:
         raise LeanBayesError(f"The config file is for the method {named!r}, not {name!r}: leave one of them out.")

@@ -1,4 +1,4 @@
-"""`leanbayes info`: what is in a saved model, or in a run's folder."""
+"""`leanbayes info PATH`: describe a saved model, or the folder of a run."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -6,34 +6,34 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import tyro
-from rich.markup import escape
 from rich.table import Table
 
-from leanbayes import config
+from leanbayes.cli.console import cell
 from leanbayes.cli.options import parse
 from leanbayes.cli.runs import MODEL
-from leanbayes.cli.tables import show
+from leanbayes.cli.text_tables import show
+from leanbayes.core import config
+from leanbayes.core.json_values import json_text
+from leanbayes.deploy.loading import describe
 from leanbayes.errors import LeanBayesError
-from leanbayes.plain import json_text
-from leanbayes.saving import describe
 from leanbayes.training import Recipe, read_record
 
 
 @dataclass(frozen=True)
 class InfoOptions:
-    """Tell what is in a saved model, or in a run's folder.
+    """Describe a saved model, or the folder of a run.
 
     Attributes:
         path: a model.safetensors file, a compact file, or the folder of a run.
-        json: print JSON, not a table.
+        json: print JSON instead of a table.
     """
 
     path: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="PATH")]
     json: bool = False
 
 
-def info(words: list[str]) -> Callable[[], None]:
-    """Read the words of the command."""
+def command(words: list[str]) -> Callable[[], None]:
+    """Parse the arguments, and return the action."""
     options = parse(InfoOptions, words, "info")
     return lambda: _info(options.path, options.json)
 
@@ -52,30 +52,33 @@ def _info(path: Path, as_json: bool) -> None:
         print(json_text(found))
         return
     view = Table(box=None, show_header=False)
+    view.add_column(no_wrap=True)
+    view.add_column(overflow="fold")
     lines = [*_run_lines(found.get("run", {})), *_file_lines(path, found.get("file", {}))]
     for name, text in lines:
-        view.add_row(name, escape(text))
-    show("", view)
+        view.add_row(cell(name), cell(text))
+    show("", view, wrap=True)
     if "file" in found:
         parts = Table("part of the file", "numbers", "bytes", box=None)
         for name, part in found["file"]["parts"].items():
-            parts.add_row(name, f"{part['numbers']:,}", f"{part['bytes']:,}")
+            parts.add_row(cell(name), f"{part['numbers']:,}", f"{part['bytes']:,}")
         print()
         show("", parts)
 
 
 def _run_lines(run: dict[str, Any]) -> list[tuple[str, str]]:
-    """Tell what was trained, on what and how: of the settings, those that are not the usual ones."""
+    """Describe a run; of its recipe, only the settings that differ from the defaults."""
     if not run:
         return []
-    usual = config.encode(Recipe())
-    changed = {key: value for key, value in run["config"]["recipe"].items() if usual.get(key) != value}
-    model = run["config"].get("model", {})
+    default = config.encode(Recipe())
+    changed = {key: value for key, value in run["config"]["recipe"].items() if default.get(key) != value}
+    model = run["config"].get("model")
+    model = model if isinstance(model, dict) else {}
     lines = [
         ("status", run["status"]),
-        ("data", run["config"]["data"]),
-        ("network", " ".join([model.get("name", "one's own"), _settings(model.get("options", {}))]).strip()),
-        ("recipe", _settings(changed) or "the usual one"),
+        ("data", run["config"].get("data", "unknown")),
+        ("network", " ".join([str(model.get("name", "custom")), _settings(model.get("options", {}))]).strip()),
+        ("recipe", _settings(changed) or "default"),
         ("versions", _settings(run["versions"])),
         ("machine", _settings(run["machine"])),
     ]
@@ -89,13 +92,16 @@ def _file_lines(path: Path, file: dict[str, Any]) -> list[tuple[str, str]]:
         return []
     weights = f"{file['bayesian_weights']:,} of {file['weights']:,}"
     mean, std = file["moment_scale"]
-    factors = "not calibrated" if mean == std == 1 else f"mean × {mean:.4g}, std × {std:.4g}"
+    layers = f"corrected in {len(file['moment_layers'])} layers" if file["moment_layers"] else ""
+    factors = "" if mean == std == 1 else f"mean × {mean:.4g}, std × {std:.4g}"
+    calibration = ", ".join(filter(None, [layers, factors])) or "not calibrated"
     return [
         ("file", f"{path}, {file['bytes']:,} bytes"),
         ("method", _settings(file["method"])),
         ("likelihood", _settings(file["likelihood"])),
         ("rule", f"{file['rule']}, trained with {file['trained_rule'] or 'none yet'}"),
-        *([("one pass", factors)] if file["bayesian_weights"] else []),
+        *([("one pass", calibration)] if file["bayesian_weights"] else []),
+        *([("policy", file["policy"])] if file.get("policy") else []),
         ("Bayesian weights", f"{weights} in {len(file['layers'])} parameters"),
     ]
 

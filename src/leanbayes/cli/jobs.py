@@ -1,4 +1,4 @@
-"""Many trainings: one after the other, in processes side by side, or shared out among the processes of a launcher."""
+"""Many trainings: one after the other, in several processes, or distributed over the processes of a launcher."""
 
 import contextlib
 import datetime
@@ -13,44 +13,44 @@ from typing import Any
 
 import torch
 
-from leanbayes.bayesian import BayesianModel
-from leanbayes.cli.looking import look_at
+from leanbayes.cli.evaluations import evaluation_of
 from leanbayes.cli.options import Task, is_first_process
 from leanbayes.cli.runs import TrainedRun, as_file_name, load_data, open_run, prepare, train
 from leanbayes.cli.workers import STOPPED, side_by_side
 from leanbayes.data import Data
 from leanbayes.errors import LeanBayesError
-from leanbayes.evaluation import Look
-from leanbayes.method import Method
-from leanbayes.report import AssessedRun
+from leanbayes.evaluation import EvaluationSettings
+from leanbayes.model.bayesian import BayesianModel
+from leanbayes.model.method import Method
+from leanbayes.report import EvaluatedRun
 from leanbayes.training import Recipe, read_record
 from leanbayes.training.progress import in_words, say
 
 
 @dataclass(frozen=True)
 class Job:
-    """One method with one seed: to be trained into a folder, and looked at."""
+    """One method with one seed, to be trained into a folder and evaluated."""
 
     name: str
     method: Method
     recipe: Recipe
     task: Task
     folder: Path
-    look: Look
+    evaluation: EvaluationSettings
     ood: tuple[str, ...] | None
 
     @property
-    def place(self) -> Path:
-        """Where the run goes."""
+    def run_folder(self) -> Path:
+        """The folder of the run."""
         return self.folder / as_file_name(f"{self.name}-{self.recipe.seed}")
 
     def __str__(self) -> str:
         return f"{self.name}, seed {self.recipe.seed}"
 
 
-def do_all(jobs: Sequence[Job], data: Data, processes: int) -> list[AssessedRun]:
-    """Do jobs one after the other in this process, or in several at once that share the machine's cores and GPUs."""
-    done = _teller(jobs)
+def do_all(jobs: Sequence[Job], data: Data, processes: int) -> list[EvaluatedRun]:
+    """Do jobs one after the other in this process, or in several processes that share the cores and GPUs."""
+    done = _reporter(jobs)
     if processes > 1:
         found = _in_processes(jobs, iter(range(len(jobs))), processes, done)
         return [found[number] for number in range(len(jobs))]
@@ -62,8 +62,8 @@ def do_all(jobs: Sequence[Job], data: Data, processes: int) -> list[AssessedRun]
     return runs
 
 
-def do_share(jobs: Sequence[Job], processes: int) -> list[AssessedRun]:
-    """Do jobs under a launcher, each process taking the next that nobody has, and bring the runs of all together."""
+def do_share(jobs: Sequence[Job], processes: int) -> list[EvaluatedRun]:
+    """Do jobs under a launcher: each process takes the next free job, and all runs are gathered at the end."""
     from torch.distributed.rendezvous import rendezvous
 
     store, rank, world = next(rendezvous("env://"))
@@ -72,27 +72,27 @@ def do_share(jobs: Sequence[Job], processes: int) -> list[AssessedRun]:
         while (number := store.add("taken", 1) - 1) < len(jobs):
             yield number
 
-    # The others may be training for days when this one is done.
+    # Other processes may still train for days when this one is done.
     long = datetime.timedelta(days=30)
     torch.distributed.init_process_group("gloo", timeout=long, world_size=world, rank=rank, store=store)
-    found = _in_processes(jobs, taken(), processes, _teller(jobs, lambda: store.add("done", 1)))
-    signal.signal(signal.SIGINT, signal.SIG_DFL)  # while it waits for the others, Python would not see it
-    every: list[dict[int, AssessedRun]] = [{}] * world
+    found = _in_processes(jobs, taken(), processes, _reporter(jobs, lambda: store.add("done", 1)))
+    signal.signal(signal.SIGINT, signal.SIG_DFL)  # Python would not handle it while it waits for the others
+    every: list[dict[int, EvaluatedRun]] = [{}] * world
     torch.distributed.all_gather_object(every, found)
     runs = {number: run for some in every for number, run in some.items()}
     return [runs[number] for number in range(len(jobs))]
 
 
-def do_together(jobs: Sequence[Job], data: Data) -> list[AssessedRun]:
-    """Train each run with all processes of a launcher; then the first one looks at them, and the others have none."""
+def do_together(jobs: Sequence[Job], data: Data) -> list[EvaluatedRun]:
+    """Train each run with all processes of a launcher. The first process evaluates them, and the others return none."""
     for job in jobs:
         _train(job, data)
     if not is_first_process():
         return []
-    done = _teller(jobs)
+    done = _reporter(jobs)
     runs = []
     for job in jobs:
-        runs.append(_look(job, open_run(job.place, job.recipe.device), data))
+        runs.append(_evaluate(job, open_run(job.run_folder, job.recipe.device), data))
         done(runs[-1])
     return runs
 
@@ -100,28 +100,28 @@ def do_together(jobs: Sequence[Job], data: Data) -> list[AssessedRun]:
 # -- one job ----------------------------------------------------------------------------------------------------------
 
 
-def _do(job: Job, data: Data) -> AssessedRun:
-    """Train, or take what is finished, and look at it."""
+def _do(job: Job, data: Data) -> EvaluatedRun:
+    """Train, or load the finished run, and evaluate it."""
     bnn = _train(job, data)
-    return _look(job, TrainedRun(job.place, bnn, read_record(job.place)), data)
+    return _evaluate(job, TrainedRun(job.run_folder, bnn, read_record(job.run_folder)), data)
 
 
 def _train(job: Job, data: Data) -> BayesianModel:
     with _named(job):
-        return train(prepare(job.task, job.recipe.seed, data), job.method, job.recipe, job.task, job.place)
+        return train(prepare(job.task, job.recipe.seed, data), job.method, job.recipe, job.task, job.run_folder)
 
 
-def _look(job: Job, run: TrainedRun, data: Data) -> AssessedRun:
+def _evaluate(job: Job, run: TrainedRun, data: Data) -> EvaluatedRun:
     task = job.task
     with _named(job):
-        return look_at(
-            run, data, job.look, job.ood, task.root, name=job.name, shown=not task.quiet, anew=task.overwrite
+        return evaluation_of(
+            run, data, job.evaluation, job.ood, task.root, name=job.name, shown=not task.quiet, again=task.overwrite
         )
 
 
 @contextlib.contextmanager
 def _named(job: Job) -> Iterator[None]:
-    """Tell which of the runs has failed, or that one that was stopped goes on."""
+    """Say which of the runs has failed, or that a stopped run can be continued."""
     try:
         yield
     except LeanBayesError as error:
@@ -131,34 +131,34 @@ def _named(job: Job) -> Iterator[None]:
 
 
 def _in_processes(
-    jobs: Sequence[Job], numbers: Iterator[int], processes: int, done: Callable[[AssessedRun], None]
-) -> dict[int, AssessedRun]:
+    jobs: Sequence[Job], numbers: Iterator[int], processes: int, done: Callable[[EvaluatedRun], None]
+) -> dict[int, EvaluatedRun]:
     quiet = [replace(job, task=replace(job.task, quiet=True)) for job in jobs]
     return side_by_side(_do_alone, quiet, numbers, processes, done)
 
 
-def _do_alone(job: Job) -> AssessedRun:
-    """Do a job in a process of its own, which reads the data once."""
+def _do_alone(job: Job) -> EvaluatedRun:
+    """Do a job in a worker process, which reads the data once."""
     return _do(job, _data_of(job.task))
 
 
 _data_of = functools.cache(load_data)
 
 
-def _teller(jobs: Sequence[Job], count: Callable[[], int] | None = None) -> Callable[[AssessedRun], None]:
-    """Return what tells of each run that is done, and which it is of all."""
+def _reporter(jobs: Sequence[Job], count: Callable[[], int] | None = None) -> Callable[[EvaluatedRun], None]:
+    """Return a function that reports each run that is done, and how many of all are done."""
     count = count or functools.partial(next, itertools.count(1))
 
-    def tell(run: AssessedRun) -> None:
+    def report(run: EvaluatedRun) -> None:
         text = f"{run.method}, seed {run.seed}: {in_words(run.scores)} ({count()} of {len(jobs)})"
         say(not jobs[0].task.quiet, text)
 
-    return tell
+    return report
 
 
 @contextlib.contextmanager
 def _terminated_as_interrupted() -> Iterator[None]:
-    """Take SIGTERM as Ctrl-C where no training does."""
+    """Handle SIGTERM as Ctrl-C outside of a training."""
 
     def stop(number: int, frame: Any) -> None:
         raise KeyboardInterrupt

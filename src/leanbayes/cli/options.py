@@ -1,50 +1,69 @@
-"""Reading flags: the settings of a data set's preset are their defaults, and a config file stands before them."""
+"""Parsing flags. A flag overrides the config file, which overrides the preset of the data set."""
 
+import contextlib
 import dataclasses
+import inspect
+import io
+import math
 import os
+import shlex
+import shutil
 import sys
+import textwrap
 import typing
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, Literal, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar
 
 import tyro
 
-from leanbayes import config
-from leanbayes.cli.presets import preset
-from leanbayes.errors import LeanBayesError
+from leanbayes.core import config
+from leanbayes.data import preferred_engine, preset
+from leanbayes.errors import LeanBayesError, printable
+from leanbayes.methods import Deterministic
+from leanbayes.model.method import Method
 from leanbayes.priors import Prior
+from leanbayes.rules import RULES
 from leanbayes.training import Recipe
 
+_LARGEST_CONFIG, _MOST_VALUES = 1 << 20, 10_000  # bytes and values of a config file
+
+_OF_BACKPROP = ("optimizer", "temperature", "scale-lr")
+
 T = TypeVar("T")
-Flat = tyro.conf.arg(name="")  # the flags of a part, without its name before them
-RuleName = Literal["sample", "flipout", "local", "moments", "covariance", "mean"]
+M = TypeVar("M", bound=Method)
+Flat = tyro.conf.arg(name="")  # flags of a nested dataclass without a prefix
 RunFolder = Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="RUN")]
+if TYPE_CHECKING:
+    RuleName = str
+else:
+    RuleName = Literal[tuple(RULES)]
 
 
 @dataclass(frozen=True)
 class Task:
-    """What to train, on what, and where to put it.
+    """What to train, on which data, and where to store the run.
 
     Attributes:
         data: name of a data set (digits, mnist, fashion-mnist, cifar10, cifar100, svhn, toy, uci:NAME), or the path of
-            a csv table or of a folder of pictures.
+            a csv table or of a folder of images.
         model: name of a network, such as mlp, lenet-5, resnet-18, vit-tiny, unet, timm:NAME or torchvision:NAME.
-        model_options: settings of the network itself, as NAME=VALUE.
-        start: folder of a finished run of that network: the training goes out from its weights and their spreads.
-        root: folder that holds the data sets. None means what the environment variable LEANBAYES_DATA says.
-        resize: height and width that the pictures of a folder are brought to.
-        validation_share: share of the training data that is held out. Choices are made on it, never on the test data.
+        model_options: settings of the network, as NAME=VALUE.
+        start: folder of a finished run of the same network. Training starts from the mean and std of its weights.
+        root: folder of the data sets. None means the environment variable LEANBAYES_DATA.
+        resize: height and width to which the images of a folder are resized.
+        validation_share: fraction of the training data that is held out. All choices are made on it, never on the test
+            data.
         out: folder of the run. None means runs/DATA-MODEL-METHOD-SEED.
-        overwrite: start anew where that folder holds a run. Otherwise such a run goes on.
+        overwrite: replace an existing run in this folder. Otherwise that run is continued.
         quiet: show no progress.
-        config: yaml file with any of these settings. A flag wins over it.
+        config: yaml file with any of these settings. Flags override it.
     """
 
     data: str = "digits"
     model: str = "small-cnn"
-    model_options: tuple[str, ...] = ()
+    model_options: Annotated[tuple[str, ...], tyro.conf.arg(help_behavior_hint="(default: none)")] = ()
     start: Path | None = None
     root: Path | None = None
     resize: tuple[int, int] | None = None
@@ -60,7 +79,7 @@ REGISTRY = tyro.constructors.ConstructorRegistry()
 
 @REGISTRY.struct_rule
 def _prior(info: Any) -> Any:
-    """Let the flags of a prior be those of the default one."""
+    """Give a prior the flags of its default."""
     if info.type is not Prior:
         return None
     default = info.default
@@ -73,38 +92,99 @@ def _prior(info: Any) -> Any:
 
 
 def _help(value: Any, name: str) -> str | None:
-    """Find the line on a setting in the docstring of its class."""
+    """Return the help of a setting from the docstring of its class."""
     lines = (line.strip() for line in (type(value).__doc__ or "").splitlines())
     return next((line.partition(":")[2].strip() for line in lines if line.startswith(f"{name}:")), None)
+
+
+def _description(kind: type) -> str:
+    """Return the docstring of a command without its attributes, wrapped to the width of the terminal."""
+    paragraphs = (inspect.getdoc(kind) or "").partition("\nAttributes:")[0].strip().split("\n\n")
+    wrap = textwrap.TextWrapper(
+        shutil.get_terminal_size().columns,
+        initial_indent="  ",  # tyro joins lines that start with a letter
+        subsequent_indent="  ",
+        break_on_hyphens=False,
+    )
+    return "\n".join(wrap.fill(paragraph) for paragraph in paragraphs)
 
 
 def parse(
     kind: type[T], words: list[str], prog: str, default: T | None = None, file_settings: Mapping[str, Any] | None = None
 ) -> T:
-    """Read flags into a dataclass, and with them the settings of a config file that no flag is given for."""
+    """Parse flags into a dataclass, together with the settings of a config file that no flag overrides."""
     flags = _as_flags(file_settings or {}, {_bare(word) for word in words if word.startswith("--")})
+    if flag_of([*words, *flags], "out") == "":
+        raise LeanBayesError("--out is empty: give a path, such as . for the current folder, or leave it out.")
     try:
-        read: Any = tyro.cli(kind, args=[*words, *flags], prog=f"leanbayes {prog}", default=default, registry=REGISTRY)
+        with _escaped_errors([*words, *flags]):
+            read: Any = tyro.cli(
+                kind,
+                args=[*words, *flags],
+                prog=f"leanbayes {prog}",
+                description=_description(kind),
+                default=default,
+                registry=REGISTRY,
+            )
     except SystemExit as leaving:
         if leaving.code and flags:
-            print(f"The settings of {_flag(words, 'config')} are read as flags: {' '.join(flags)}", file=sys.stderr)
+            text = f"The settings of {flag_of(words, 'config')} were read as flags: {shlex.join(flags)}"
+            print(printable(text), file=sys.stderr)
         raise
     return read
 
 
-def with_preset(words: list[str], settings: Mapping[str, Any]) -> tuple[Task, Recipe]:
-    """Return the settings that suit the data, which flags or else a config file name."""
-    data = str(_flag(words, "data") or settings.get("data") or Task.data)
-    root = _flag(words, "root") or settings.get("root")
-    suited = preset(data, None if root is None else str(root))
+@contextlib.contextmanager
+def _escaped_errors(words: list[str]) -> Iterator[None]:
+    """Escape the control characters of arguments in the messages of the parser, which quotes them."""
+    if all(map(str.isprintable, words)):
+        yield
+        return
+    text = io.StringIO()
+    try:
+        with contextlib.redirect_stderr(text):
+            yield
+    finally:
+        for line in text.getvalue().splitlines():
+            print(printable(line), file=sys.stderr)
+
+
+def with_preset(words: list[str], settings: Mapping[str, Any], engine: str = "backprop") -> tuple[Task, Recipe]:
+    """Return the preset of the data set that the flags or the config file name, for methods with this engine."""
+    data, root = _data_of(words, settings)
+    settings_of_data = preset(data, root, engine)
     own = {field.name for field in dataclasses.fields(Task)}
-    task = {name: value for name, value in suited.items() if name in own}
-    recipe = {name: value for name, value in suited.items() if name not in own}
+    task = {name: value for name, value in settings_of_data.items() if name in own}
+    recipe = {name: value for name, value in settings_of_data.items() if name not in own}
     return config.change(Task(data=data), task), Recipe().changed(recipe)
 
 
-def _flag(words: list[str], name: str) -> str | None:
-    """Return the value of a flag, of which the last counts."""
+def with_engine(method: M, words: list[str], settings: Mapping[str, Any], given: str | None = None) -> M:
+    """Return the method with the given engine, or with that of the data set if it has a choice and none is given.
+
+    Settings of the engine backprop, such as an optimizer, leave the method as it is.
+    """
+    fields = dataclasses.fields(method)  # type: ignore[arg-type]
+    if "engine" not in {field.name for field in fields} or (given is None and isinstance(method, Deterministic)):
+        return method
+    if given is not None:
+        return config.change(method, {"engine": given})
+    if any(flag_of(words, name) or name.replace("-", "_") in settings for name in _OF_BACKPROP):
+        return method
+    with contextlib.suppress(LeanBayesError):  # a prior or KL that the engine cannot use
+        return config.change(method, {"engine": preferred_engine(*_data_of(words, settings))})
+    return method
+
+
+def _data_of(words: list[str], settings: Mapping[str, Any]) -> tuple[str, str | None]:
+    """Return the data set that the flags or the config file name, and the folder of all data sets."""
+    root = flag_of(words, "root") or settings.get("root")
+    data = flag_of(words, "data") or settings.get("data") or Task.data
+    return str(data), None if root is None else str(root)
+
+
+def flag_of(words: list[str], name: str) -> str | None:
+    """Return the value of a flag; if it is repeated, the last one."""
     found = None
     for place, word in enumerate(words):
         if word == f"--{name}" and place + 1 < len(words):
@@ -115,8 +195,8 @@ def _flag(words: list[str], name: str) -> str | None:
 
 
 def config_of(words: list[str]) -> dict[str, Any]:
-    """Read the config file that the flags name, if they do."""
-    name = _flag(words, "config")
+    """Read the config file, if the flags name one."""
+    name = flag_of(words, "config")
     return read_config(Path(name)) if name else {}
 
 
@@ -125,11 +205,18 @@ def read_config(path: Path) -> dict[str, Any]:
     import yaml
 
     try:
-        values = yaml.safe_load(path.read_text()) or {}
+        if path.stat().st_size > _LARGEST_CONFIG:
+            raise LeanBayesError(f"{path} has more than {_LARGEST_CONFIG:,} bytes: give a yaml file of settings.")
+        text = path.read_text()
+        if _expanded_size(yaml.compose(text, yaml.SafeLoader), {}) > _MOST_VALUES:
+            raise LeanBayesError(f"{path} has more than {_MOST_VALUES:,} values, with those of aliases: shorten it.")
+        values = yaml.safe_load(text) or {}
     except OSError as error:
         raise LeanBayesError(f"Cannot read {path}: {error.strerror}; check the path.") from None
     except UnicodeDecodeError:
         raise LeanBayesError(f"{path} is not a text file: give a yaml file.") from None
+    except RecursionError:
+        raise LeanBayesError(f"{path} is nested too deeply: give settings as `name: value`.") from None
     except yaml.YAMLError as error:
         mark = getattr(error, "problem_mark", None)
         where = f" in line {mark.line + 1}" if mark else ""
@@ -140,39 +227,49 @@ def read_config(path: Path) -> dict[str, Any]:
     return values
 
 
+def _expanded_size(node: Any, known: dict[int, float]) -> float:
+    """Return the number of values in a yaml node if aliases are replaced by what they stand for."""
+    if id(node) not in known:
+        known[id(node)] = math.inf  # if the node contains itself
+        inner = node.value if node is not None and isinstance(node.value, list) else []
+        parts = [part for item in inner for part in (item if isinstance(item, tuple) else (item,))]
+        known[id(node)] = 1 + sum(_expanded_size(part, known) for part in parts)
+    return known[id(node)]
+
+
 def _as_flags(settings: Mapping[str, Any], given: set[str], prefix: str = "") -> list[str]:
-    """Write settings as flags, so that those of a file are read and checked as those of the command line are."""
+    """Write settings as flags, so that a file is parsed and checked in the same way as the command line."""
     flags = []
     for key, value in settings.items():
         name = f"{prefix}{key}".replace("_", "-")
         if isinstance(value, Mapping) and name != "model-options":
             flags += _as_flags(value, given, f"{name}.")
         elif name not in given:
-            flags += _as_flag(name, value)
+            flags += _asflag_of(name, value)
     return flags
 
 
-def _as_flag(name: str, value: Any) -> list[str]:
+def _asflag_of(name: str, value: Any) -> list[str]:
     if isinstance(value, bool):
         outer, dot, last = name.rpartition(".")
         return [f"--{outer}{dot}{'' if value else 'no-'}{last}"]
     if name == "model-options" and isinstance(value, Mapping):
         value = [f"{key}={item}" for key, item in value.items()]
     if isinstance(value, str):
-        return [f"--{name}={value}"]  # in one word, so that a switch does not leave it over as one of the methods
+        return [f"--{name}={value}"]  # one word: after a switch, a separate value would be taken for a method
     if not isinstance(value, (list, tuple)):
         return [f"--{name}", str(value)]
-    if name not in ("model-options", "resize", "ood", "look.shifts"):
+    if name not in ("model-options", "resize", "ood", "evaluation.shifts"):
         raise LeanBayesError(f"`{name}` in the config file must be one value, not the list {value}.")
     return [f"--{name}", *(str(item) for item in value)]
 
 
 def _bare(flag: str) -> str:
-    """Return the name of a flag, whether it switches something on or off."""
+    """Return the name of a flag, without the no- that switches it off."""
     outer, dot, last = flag.removeprefix("--").partition("=")[0].replace("_", "-").rpartition(".")
     return f"{outer}{dot}{last.removeprefix('no-')}"
 
 
 def is_first_process() -> bool:
-    """Whether this process is the one that speaks, under torchrun or accelerate launch."""
+    """Whether this process prints results, under torchrun or accelerate launch."""
     return os.environ.get("RANK", "0") == "0"

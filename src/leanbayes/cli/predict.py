@@ -1,4 +1,4 @@
-"""`leanbayes predict RUN FILES`: label, probability and uncertainty of pictures; mean and std for rows of tables."""
+"""`leanbayes predict RUN FILES`: label, probability and uncertainty of images; mean and std for rows of tables."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -7,43 +7,49 @@ from typing import Annotated, Any, Literal
 
 import torch
 import tyro
-from rich.markup import escape
 from rich.table import Table
 from torch import Tensor
 
+from leanbayes.cli.console import cell
 from leanbayes.cli.options import RuleName, RunFolder, parse
 from leanbayes.cli.runs import TrainedRun, open_run
-from leanbayes.cli.tables import show
+from leanbayes.cli.text_tables import show
+from leanbayes.core.json_values import json_text
 from leanbayes.data import TABLE_ENDINGS
 from leanbayes.errors import LeanBayesError
-from leanbayes.plain import json_text
-from leanbayes.prediction import ClassPrediction
+from leanbayes.likelihoods import ClassPrediction
+from leanbayes.likelihoods.decisions import Decision
 
-Files = Annotated[tuple[Path, ...], tyro.conf.Positional, tyro.conf.arg(metavar="IMAGES")]
-_OF_CLASSES = ("probability", "total_uncertainty", "epistemic_uncertainty")
-_OF_NUMBERS = ("mean", "std", "epistemic_std")
+Files = Annotated[
+    tuple[Path, ...], tyro.conf.Positional, tyro.conf.arg(metavar="FILES", help_behavior_hint="(required)")
+]
+_CLASS_COLUMNS = ("probability", "total_uncertainty", "epistemic_uncertainty")
+_REGRESSION_COLUMNS = ("mean", "std", "epistemic_std")
+_ENDS = ("low", "high")
 
 
 @dataclass(frozen=True)
 class PredictOptions:
-    """Predict pictures: the label, its probability, and how unsure the model is, in nats.
+    """Predict images: the label, its probability, and the uncertainty in nats.
 
-    Total uncertainty is the entropy of the prediction; its epistemic part is what more training data could remove. Of
-    a segmentation these are means over the pixels, and the label is the most frequent one. A run that was trained on a
-    table takes tables of inputs (csv), and predicts a mean and a std for each row, in the target's unit.
+    The total uncertainty is the entropy of the prediction. Its epistemic part is what more training data could remove.
+    For a segmentation, both are means over the pixels, and the label is the most frequent one. A run that was trained
+    on a table takes tables of inputs (csv), and predicts mean and std for each row, in the unit of the target. If
+    decide has fitted a policy for the run, there is a verdict for each input, and the set of classes or the interval.
 
     Attributes:
         run: folder of the run.
-        images: files to look at.
-        samples: draws of a prediction. None means what the method says.
-        rule: how weights meet activations; moments takes one pass and no draws. None means as in training.
+        files: images, or csv tables of inputs.
+        samples: Monte Carlo samples per prediction. None means those of the policy, or the default of the method.
+        rule: how random weights are combined with activations; moments needs one pass and no samples. None means the
+            rule of the policy, or the one used in training.
         device: where to predict. None means the GPU, if there is one.
-        seed: number that the draws follow from.
-        json: print JSON, not a table.
+        seed: seed of the samples.
+        json: print JSON instead of a table.
     """
 
     run: RunFolder
-    images: Files
+    files: Files
     samples: int | None = None
     rule: RuleName | None = None
     device: Literal["cpu", "cuda"] | None = None
@@ -51,56 +57,78 @@ class PredictOptions:
     json: bool = False
 
 
-def predict_images(words: list[str]) -> Callable[[], None]:
-    """Read the words of the command."""
+def command(words: list[str]) -> Callable[[], None]:
+    """Parse the arguments, and return the action."""
     options = parse(PredictOptions, words, "predict")
-    if not options.images:
-        raise LeanBayesError("No picture was given: name at least one file.")
+    if not options.files:
+        raise LeanBayesError("There is nothing to predict: give at least one image or table.")
     return lambda: _predict(options)
 
 
 def _predict(options: PredictOptions) -> None:
     run = open_run(options.run, options.device)
-    tables = [path.name.lower().endswith(TABLE_ENDINGS) for path in options.images]
+    tables = [path.name.lower().endswith(TABLE_ENDINGS) for path in options.files]
     rows: list[dict[str, Any]] = []
-    for path, table in zip(options.images, tables, strict=True):
-        rows += _of_table(run, path, options) if table else [_of_picture(run, path, options)]
+    for path, table in zip(options.files, tables, strict=True):
+        rows += _predict_table(run, path, options) if table else [_predict_image(run, path, options)]
     if options.json:
         print(json_text(rows))
         return
-    names, form = (_OF_NUMBERS, ".4g") if all(tables) else (_OF_CLASSES, ".3f")
+    names, form = (_REGRESSION_COLUMNS, ".4g") if all(tables) else (_CLASS_COLUMNS, ".3f")
     first, second = ("table", "row") if all(tables) else ("image", "label")
     view = Table(first, second, box=None)
     for name in names:
         view.add_column(name.replace("_", "\n"), justify="right")
+    decided = [name for name in (*_ENDS, "set", "verdict") if name in rows[0]]
+    for name in decided:
+        view.add_column(name, justify="right" if name in _ENDS else "left")
     for row in rows:
-        view.add_row(escape(row[first]), escape(str(row[second])), *(f"{row[name]:{form}}" for name in names))
+        numbers = (f"{row[name]:{form}}" for name in (*names, *(name for name in decided if name in _ENDS)))
+        words = (cell(_text(row[name])) for name in decided if name not in _ENDS)
+        view.add_row(cell(row[first]), cell(row[second]), *numbers, *words)
     show("", view)
 
 
-def _prediction(run: TrainedRun, x: Tensor, options: PredictOptions) -> Any:
-    generator = torch.Generator().manual_seed(options.seed)
-    return run.model.predict(x.to(run.model.device), options.samples, rule=options.rule, generator=generator)
+def _text(value: Any) -> str:
+    return " ".join(map(str, value)) or "none" if isinstance(value, list) else str(value)
 
 
-def _of_picture(run: TrainedRun, path: Path, options: PredictOptions) -> dict[str, Any]:
-    prediction = _prediction(run, run.read(path), options)
+def _prediction(run: TrainedRun, x: Tensor, options: PredictOptions) -> tuple[Any, Decision | None]:
+    """Return the prediction, and what to do with each input if the run has a policy."""
+    generator, policy = torch.Generator().manual_seed(options.seed), run.model.policy
+    rule, samples = options.rule, options.samples
+    if policy is not None and rule is None:
+        rule, samples = policy.rule, samples or policy.samples
+    prediction = run.model.predict(x.to(run.model.device), samples, rule=rule, generator=generator)
+    return prediction, None if policy is None else policy(prediction)
+
+
+def _predict_image(run: TrainedRun, path: Path, options: PredictOptions) -> dict[str, Any]:
+    prediction, decision = _prediction(run, run.read(path), options)
     if not isinstance(prediction, ClassPrediction):
         raise LeanBayesError(f"The run in {run.folder} does not predict classes: use lb.load and bnn.predict.")
     label = int(prediction.label.flatten().mode().values)
     classes = run.record["config"]["classes"]
-    figures = (prediction.confidence, prediction.entropy, prediction.mutual_information)
-    values = {name: figure.mean().item() for name, figure in zip(_OF_CLASSES, figures, strict=True)}
-    return {"image": str(path), "label": classes[label] if classes else label, **values}
+    values = (prediction.confidence, prediction.entropy, prediction.mutual_information)
+    means = {name: value.mean().item() for name, value in zip(_CLASS_COLUMNS, values, strict=True)}
+    names = [*classes] if classes else [*range(prediction.probs.shape[prediction.class_dim])]
+    found = {"image": str(path), "label": names[label] if label < len(names) else label, **means}
+    if decision is not None and decision.sets is not None:
+        found["set"] = [names[place] for place in decision.sets[0].nonzero()[:, 0].tolist()]
+    return found if decision is None else {**found, "verdict": decision.verdict[0]}
 
 
-def _of_table(run: TrainedRun, path: Path, options: PredictOptions) -> list[dict[str, Any]]:
-    prediction = _prediction(run, run.read_rows(path), options)
+def _predict_table(run: TrainedRun, path: Path, options: PredictOptions) -> list[dict[str, Any]]:
+    prediction, decision = _prediction(run, run.read_rows(path), options)
     scales = run.record["config"]["scales"]
     mean, std = scales["target_mean"][0], scales["target_std"][0]
-    figures = (prediction.mean * std + mean, prediction.std * std, prediction.epistemic_variance.sqrt() * std)
-    rows = zip(*(figure[:, 0].tolist() for figure in figures), strict=True)
+    values = (prediction.mean * std + mean, prediction.std * std, prediction.epistemic_variance.sqrt() * std)
+    found = {name: value[:, 0].tolist() for name, value in zip(_REGRESSION_COLUMNS, values, strict=True)}
+    if decision is not None and decision.interval is not None:
+        found |= {name: (end * std + mean)[:, 0].tolist() for name, end in zip(_ENDS, decision.interval, strict=True)}
+    if decision is not None:
+        found["verdict"] = decision.verdict
     return [
-        {"table": str(path), "row": number, **dict(zip(_OF_NUMBERS, row, strict=True))}
-        for number, row in enumerate(rows, start=1)
+        {"table": str(path), "row": number, **dict(zip(found, row, strict=True))}
+        for number, row in enumerate(zip(*found.values(), strict=True), start=1)
     ]

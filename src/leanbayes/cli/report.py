@@ -1,4 +1,4 @@
-"""`leanbayes report RUN...`: one HTML file on runs of one data set, that needs nothing else to be looked at."""
+"""`leanbayes report RUNS`: one HTML file about runs of one data set, which needs no other files."""
 
 import contextlib
 import shlex
@@ -9,37 +9,39 @@ from typing import Annotated, Any, Literal
 
 import tyro
 
-from leanbayes import config
-from leanbayes.cli.looking import look_at
+from leanbayes.cli.console import line
+from leanbayes.cli.evaluations import evaluation_of
 from leanbayes.cli.options import parse
 from leanbayes.cli.runs import open_run
+from leanbayes.core import config
+from leanbayes.core.files import written_whole
 from leanbayes.data import Data
 from leanbayes.errors import LeanBayesError
-from leanbayes.evaluation import Look
-from leanbayes.files import written_whole
+from leanbayes.evaluation import EvaluationSettings
 from leanbayes.methods import describe_method
-from leanbayes.report import AssessedRun, document_of, write
+from leanbayes.report import EvaluatedRun, document_of, write
 from leanbayes.report.collect import check_same_task as check_same_task
-from leanbayes.training.record import FREE, without_places
+from leanbayes.training.recipe import FREE_ON_RESUME
+from leanbayes.training.record import without_places
 
-Runs = Annotated[tuple[Path, ...], tyro.conf.Positional, tyro.conf.arg(metavar="RUNS")]
+Runs = Annotated[tuple[Path, ...], tyro.conf.Positional, tyro.conf.arg(metavar="RUNS", help_behavior_hint="(required)")]
 
 
 @dataclass(frozen=True)
 class ReportOptions:
-    """Write a report on trained runs: one HTML file that can be sent, and opened without a network.
+    """Write a report about trained runs: one HTML file, which needs no network connection.
 
-    Runs of one method with several seeds are one line of it. What a look at a run has found is kept in its folder, and
-    it is not looked at again unless --ood or --look.* ask for another look.
+    Runs of one method with several seeds are one line of the report. The evaluation of a run is stored in its folder,
+    and not repeated unless --ood or --evaluation.* ask for another one.
 
     Attributes:
-        runs: folders of runs, or folders that hold some, such as that of a comparison.
+        runs: folders of runs, or folders that contain runs, such as that of a comparison.
         out: file to write.
         title: heading of the report. None means the data and the network.
-        ood: sets of small images that the model should not be sure of, such as letters or svhn, or rotated and noisy
-            for such copies of the test images. None means those that suit the data.
-        look: how to look at each model.
-        root: folder that holds the data sets. None means what the environment variable LEANBAYES_DATA says.
+        ood: out-of-distribution sets of small images, such as letters or svhn; rotated and noisy are made from the
+            test images. None means the usual ones for the data.
+        evaluation: how to evaluate each model.
+        root: folder of the data sets. None means the environment variable LEANBAYES_DATA.
         device: where to predict. None means the GPU, if there is one.
         quiet: show no progress.
     """
@@ -48,17 +50,17 @@ class ReportOptions:
     out: Path = Path("report.html")
     title: str | None = None
     ood: tuple[str, ...] | None = None
-    look: Look = field(default_factory=Look)
+    evaluation: EvaluationSettings = field(default_factory=EvaluationSettings)
     root: Path | None = None
     device: Literal["cpu", "cuda"] | None = None
     quiet: bool = False
 
 
-def report(words: list[str]) -> Callable[[], None]:
-    """Read the words of the command."""
+def command(words: list[str]) -> Callable[[], None]:
+    """Parse the arguments, and return the action."""
     options = parse(ReportOptions, words, "report")
     if not options.runs:
-        raise LeanBayesError("No run was given: name the folder of at least one, or of a comparison.")
+        raise LeanBayesError("The run is missing: give the folder of at least one run, or of a comparison.")
     return lambda: _report(options, command_of("report", words))
 
 
@@ -73,20 +75,20 @@ def _report(options: ReportOptions, command: str) -> None:
         source = str(run.record["config"]["source"])
         if source not in data:
             data[source] = run.data(options.root)
-        usual = options.look == Look() and options.ood is None
-        look, name, shown = None if usual else options.look, names[folder], not options.quiet
-        runs.append(look_at(run, data[source], look, options.ood, options.root, name=name, shown=shown))
+        default = options.evaluation == EvaluationSettings() and options.ood is None
+        settings, name, shown = None if default else options.evaluation, names[folder], not options.quiet
+        runs.append(evaluation_of(run, data[source], settings, options.ood, options.root, name=name, shown=shown))
     write_report(runs, options.out, options.title or "", command)
 
 
-def write_report(runs: Sequence[AssessedRun], path: Path, title: str = "", command: str = "") -> None:
-    """Write the report of assessed runs, and tell where it is."""
+def write_report(runs: Sequence[EvaluatedRun], path: Path, title: str = "", command: str = "") -> None:
+    """Write the report of evaluated runs, and print where it is."""
     write(document_of(runs, title, command), path)
-    print(f"The report is in {path}: open it in a browser.")
+    line(f"The report is in {path}: open it in a browser.")
 
 
 def check_writable(path: Path) -> None:
-    """Find out that a file cannot be written before the work for it is done; an older one stays as it is."""
+    """Raise an error if a file cannot be written, before the work for it is done; an older file stays intact."""
     if path.is_dir():
         raise LeanBayesError(f"{path} is a folder: give the name of a file, such as {path / 'report.html'}.")
     with contextlib.suppress(_NotYet), written_whole(path):
@@ -94,19 +96,19 @@ def check_writable(path: Path) -> None:
 
 
 class _NotYet(Exception):
-    """There is nothing to write yet."""
+    """Leaves the block before anything is written."""
 
 
 def command_of(name: str, words: Sequence[str]) -> str:
-    """Return a command as it can be shown to others: without folders of this machine."""
+    """Return a command without the folders of this machine, so that it can be shown to others."""
     return shlex.join(["leanbayes", name, *without_places(words)])
 
 
-# -- runs, and what they are called -----------------------------------------------------------------------------------
+# -- runs and their names ---------------------------------------------------------------------------------------------
 
 
 def _runs_in(folder: Path) -> list[Path]:
-    """Return the folder itself if it is a run, or else the runs right in it."""
+    """Return the folder itself if it is a run, and otherwise the runs that it contains."""
     if (folder / "run.json").is_file():
         return [folder]
     found = sorted(path.parent for path in folder.glob("*/run.json"))
@@ -116,18 +118,18 @@ def _runs_in(folder: Path) -> list[Path]:
 
 
 def _checked(folders: Sequence[Path]) -> dict[Path, str]:
-    """Give each run its name, if all can be brought together: it is told now, not when some have been looked at."""
+    """Return the name of each run, or raise an error before any evaluation if the runs do not belong together."""
     records = {folder: open_run(folder, "cpu").record for folder in folders}
     names = _names(records)
     not_yet = {"scores": {"examples": 0}}
     check_same_task(
-        [AssessedRun(names[folder], of["config"]["recipe"]["seed"], of, not_yet) for folder, of in records.items()]
+        [EvaluatedRun(names[folder], of["config"]["recipe"]["seed"], of, not_yet) for folder, of in records.items()]
     )
     return names
 
 
 def _names(records: Mapping[Path, dict[str, Any]]) -> dict[Path, str]:
-    """Name the runs after their methods; where those of one method differ in the recipe or network, by that, too."""
+    """Name the runs after their methods, and if those of one method differ in recipe or network, also after that."""
     names = {folder: describe_method(config.decode(record["config"]["method"])) for folder, record in records.items()}
     for name in set(names.values()):
         alike = [folder for folder in names if names[folder] == name]
@@ -140,6 +142,6 @@ def _names(records: Mapping[Path, dict[str, Any]]) -> dict[Path, str]:
 
 
 def _settings(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Return what runs of one method may differ in, other than their seeds."""
-    recipe = {key: value for key, value in config["recipe"].items() if key not in ("seed", "type", *FREE)}
+    """Return the settings in which runs of one method may differ, other than the seed."""
+    recipe = {key: value for key, value in config["recipe"].items() if key not in ("seed", "type", *FREE_ON_RESUME)}
     return {**recipe, "precision": config["precision"], "model": config["model"]["name"], **config["model"]["options"]}

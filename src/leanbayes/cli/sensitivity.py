@@ -1,4 +1,4 @@
-"""`leanbayes sensitivity RUN`: which layers hold the weights that matter."""
+"""`leanbayes sensitivity RUN`: which layers hold the weights that matter most."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -6,39 +6,40 @@ from itertools import islice
 from pathlib import Path
 from typing import Any, Literal
 
-from rich.markup import escape
 from rich.table import Table
 
+from leanbayes.cli.console import cell
 from leanbayes.cli.options import RunFolder, parse
 from leanbayes.cli.runs import TrainedRun, open_run
-from leanbayes.cli.tables import show
+from leanbayes.cli.text_tables import show
+from leanbayes.core.json_values import json_text
 from leanbayes.data import Batches
 from leanbayes.errors import LeanBayesError
-from leanbayes.plain import json_text
-from leanbayes.selection import Per, check_rate
-from leanbayes.sensitivities import DEFAULT, Kind, Sensitivity, sensitivity
+from leanbayes.methods.pbn.estimators import DEFAULT, Kind
+from leanbayes.methods.pbn.selection import Per, check_rate
+from leanbayes.methods.pbn.sensitivity import Sensitivity, sensitivity
 
-_BATCH, _BAR = 64, 30  # examples of a batch, and letters of a bar
+_BATCH, _BAR = 64, 30  # examples per batch, and characters of a full bar
 
 
 @dataclass(frozen=True)
 class SensitivityOptions:
-    """Score all weights of a trained run on its training data, and tell how they spread over the layers.
+    """Score all weights of a trained run on its training data, and show how the scores are distributed over the layers.
 
-    The score of a weight says how much its noise would change the outputs. PBN makes those with the highest scores
-    Bayesian: the table tells how many of them each layer has.
+    The score of a weight says how much its noise would change the outputs. PBN makes the weights with the highest
+    scores Bayesian: the table shows how many of them each layer has.
 
     Attributes:
         run: folder of the run.
         kind: how a weight is scored: jacobian (how the outputs change with it), moment (the same from the moment
             graph), fisher (mean squared gradient), paper (size of the mean gradient), magnitude or random.
-        rate: share of the weights that PBN would make Bayesian.
+        rate: fraction of the weights that PBN would make Bayesian.
         per: choose single weights, or whole rows or layers.
-        examples: training examples to look at, at most.
-        root: folder that holds the data sets. None means what the environment variable LEANBAYES_DATA says.
+        examples: largest number of training examples to use.
+        root: folder of the data sets. None means the environment variable LEANBAYES_DATA.
         device: where to compute. None means the GPU, if there is one.
-        seed: number that random choices and signs follow from.
-        json: print JSON, not a table.
+        seed: seed of random choices and signs.
+        json: print JSON instead of a table.
     """
 
     run: RunFolder
@@ -52,37 +53,40 @@ class SensitivityOptions:
     json: bool = False
 
 
-def sensitivity_of_run(words: list[str]) -> Callable[[], None]:
-    """Read the words of the command."""
+def command(words: list[str]) -> Callable[[], None]:
+    """Parse the arguments, and return the action."""
     options = parse(SensitivityOptions, words, "sensitivity")
     check_rate(options.rate)
     if options.examples < 1:
         raise LeanBayesError(f"--examples {options.examples} must be at least 1.")
-    return lambda: _tell(options)
+    return lambda: _print(options)
 
 
-def _tell(options: SensitivityOptions) -> None:
+def _print(options: SensitivityOptions) -> None:
     found = _score(open_run(options.run, options.device), options)
     shares, chosen = found.per_layer(), found.chosen(options.rate, options.per)
     layers: list[dict[str, Any]] = [
         {"name": slot.name, "weights": slot.numel, "share": shares[slot.name], "chosen": chosen[slot.name]}
         for slot in found.layout
     ]
+    overlap = found.overlap(options.rate, options.per)
     if options.json:
-        print(json_text({"run": str(options.run), "kind": options.kind, "rate": options.rate, "layers": layers}))
+        document = {"run": str(options.run), "kind": options.kind, "rate": options.rate, "overlap": overlap}
+        print(json_text({**document, "layers": layers}))
         return
     view = Table("layer", box=None)
-    for name in ("weights", "share of\nall scores", f"in the top\n{options.rate:.3g}"):
+    for name in ("weights", "share of\nall scores", f"in the top\n{100 * options.rate:.3g} %"):
         view.add_column(name, justify="right")
     view.add_column("")
     most = max(sum(chosen.values()), 1)
     for layer in layers:
         bar = "█" * round(_BAR * layer["chosen"] / most)
-        view.add_row(
-            escape(layer["name"]), f"{layer['weights']:,}", f"{layer['share']:.3f}", f"{layer['chosen']:,}", bar
-        )
+        view.add_row(cell(layer["name"]), f"{layer['weights']:,}", f"{layer['share']:.3f}", f"{layer['chosen']:,}", bar)
     total = sum(chosen.values())
     show(f"{options.run}, {options.kind}: {total:,} of {found.layout.numel:,} weights", view)
+    if overlap is not None:
+        top = f"{100 * options.rate:.3g} %"
+        print(f"About {overlap:.0%} of them are in the exact top {top} (estimated from random signs).")
 
 
 def _score(run: TrainedRun, options: SensitivityOptions) -> Sensitivity:
@@ -92,10 +96,10 @@ def _score(run: TrainedRun, options: SensitivityOptions) -> Sensitivity:
         _BATCH,
         device=bnn.device,
         seed=options.seed,
-        normalise=data.normalise,
+        normalize=data.normalize,
         workers=run.record["config"]["recipe"]["workers"],
     )
-    some = islice(batches.epoch(), -(-options.examples // _BATCH))
+    chosen = islice(batches.epoch(), -(-options.examples // _BATCH))
     if len(bnn.layout):
-        return sensitivity(bnn, some, options.kind, seed=options.seed)
-    return sensitivity(bnn.to_deterministic(), some, options.kind, likelihood=bnn.likelihood, seed=options.seed)
+        return sensitivity(bnn, chosen, options.kind, seed=options.seed)
+    return sensitivity(bnn.to_deterministic(), chosen, options.kind, likelihood=bnn.likelihood, seed=options.seed)

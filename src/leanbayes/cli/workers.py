@@ -1,4 +1,4 @@
-"""Processes side by side: each is given one piece of work after the other, and all of them stop when this one does."""
+"""Worker processes: each does one item of work after the other, and all of them stop when this process stops."""
 
 import _thread
 import contextlib
@@ -16,27 +16,27 @@ from typing import Any
 
 import torch
 
-from leanbayes.cli.main import one_line_warnings
+from leanbayes.cli.console import one_line_warnings
 from leanbayes.errors import LeanBayesError
 from leanbayes.training.stopping import StopSignals
 
-STOPPED = "Stopped; the same command goes on from there."
-_SIGNALS = (signal.SIGINT, signal.SIGTERM)
+STOPPED = "Stopped; run the same command again to continue."
+_SIGNALS = (signal.SIGINT, signal.SIGTERM, *([signal.SIGHUP] if hasattr(signal, "SIGHUP") else []))
 _OF_LAUNCHERS = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_RANK", "MASTER_ADDR", "MASTER_PORT")
 _PREFIXES = ("TORCHELASTIC_", "ACCELERATE_", "ROLE_")
-_KEPT = ("ACCELERATE_MIXED_PRECISION", "ACCELERATE_USE_CPU")  # how to train, not with whom
+_KEPT = ("ACCELERATE_MIXED_PRECISION", "ACCELERATE_USE_CPU")  # how to train, not with which processes
 
 
 @dataclass(frozen=True)
 class _Worker:
-    """A process. Work and answers go through `pipe`; it stops when `leash` is closed, by us or by our own end."""
+    """A process. `pipe` carries items and answers. It stops when `leash` is closed, also by the end of this process."""
 
     process: BaseProcess
     pipe: Connection
     leash: Connection
 
     def answer(self, item: Any) -> Any:
-        """Return what has come of an item."""
+        """Return the answer to an item."""
         try:
             answer = self.pipe.recv()
         except (EOFError, OSError):
@@ -54,9 +54,16 @@ def side_by_side(
     processes: int,
     done: Callable[[Any], None],
 ) -> dict[int, Any]:
-    """Call a function of a module on the items of these numbers, in as many processes, and return the answers.
+    """Call a function of a module on some of the items, in several processes, and return the answers by number.
 
-    done: is told of each answer as it comes. Ctrl-C and SIGTERM reach what is being done as one Ctrl-C.
+    Ctrl-C and SIGTERM reach the workers as one Ctrl-C.
+
+    Args:
+        function: The function, which is called with one item.
+        items: All items.
+        numbers: The numbers of the items to do.
+        processes: How many processes to use.
+        done: Called with each answer.
     """
     answers: dict[int, Any] = {}
     first = list(itertools.islice(numbers, processes))
@@ -65,11 +72,11 @@ def side_by_side(
     at_work: dict[Any, tuple[_Worker, int]] = {}
 
     def give_work(worker: _Worker, number: int) -> None:
-        with contextlib.suppress(OSError):  # its end is told by the answer
+        with contextlib.suppress(OSError):  # if the process has ended, `answer` reports it
             worker.pipe.send(items[number])
         at_work[worker.pipe] = worker, number
 
-    # A launcher tells its processes again and again, which is not to say that they should hurry.
+    # A launcher sends signals repeatedly, which does not mean that the processes should stop at once.
     with StopSignals(True, repeated="WORLD_SIZE" in os.environ) as stop, _started(function, len(first)) as workers:
         for worker, number in zip(workers, first, strict=True):
             give_work(worker, number)
@@ -80,14 +87,14 @@ def side_by_side(
                 done(answers[number])
                 for next_number in itertools.islice(numbers, 1):
                     give_work(worker, next_number)
-            if stop.came:
+            if stop.received:
                 raise KeyboardInterrupt(STOPPED)
     return answers
 
 
 @contextlib.contextmanager
 def _started(function: Callable[[Any], Any], processes: int) -> Iterator[list[_Worker]]:
-    """Start processes; after a block that fails, what they do is stopped, and they are given time for checkpoints."""
+    """Start processes. If the block fails, stop their work, and let them write checkpoints."""
     workers: list[_Worker] = []
     threads = max(1, torch.get_num_threads() // processes)
     try:
@@ -103,7 +110,7 @@ def _started(function: Callable[[Any], Any], processes: int) -> Iterator[list[_W
 
 
 def _end(workers: Sequence[_Worker]) -> None:
-    """Wait until all are done; whoever presses Ctrl-C meanwhile wants no checkpoints."""
+    """Wait until all processes have ended. Ctrl-C during this kills them, without checkpoints."""
     try:
         for worker in workers:
             worker.pipe.close()
@@ -121,7 +128,7 @@ def _start(function: Callable[[Any], Any], threads: int, place: int) -> _Worker:
     other_leash, leash = context.Pipe(duplex=False)
     method = multiprocessing.get_start_method()
     process = context.Process(target=_work, args=(function, threads, method, other_pipe, other_leash))
-    resource_tracker.ensure_running()  # or else it starts with the process, and lets the signals through again
+    resource_tracker.ensure_running()  # otherwise it would start with the process, and unblock the signals
     with _environment_of(place), _signals_blocked():
         process.start()
     other_pipe.close()
@@ -130,13 +137,13 @@ def _start(function: Callable[[Any], Any], threads: int, place: int) -> _Worker:
 
 
 def _work(function: Callable[[Any], Any], threads: int, start_method: str, pipe: Connection, leash: Connection) -> None:
-    """Do what comes through the pipe, until it is closed.
+    """Do the items that come through the pipe, until it is closed.
 
-    This process was started with signals blocked: the leash alone stops what it does, and only once. To a training a
-    second signal means that there is no time for a checkpoint.
+    This process starts with signals blocked: only the leash stops its work, and only once. A training takes a second
+    signal to mean that there is no time for a checkpoint.
     """
     torch.set_num_threads(threads)
-    # Or else the processes that read data would start as this one did, and import torch anew in every epoch.
+    # Otherwise the processes that read data would be spawned, and import torch again in every epoch.
     multiprocessing.set_start_method(start_method, force=True)
     signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
@@ -151,7 +158,7 @@ def _work(function: Callable[[Any], Any], threads: int, start_method: str, pipe:
                     answer = function(item)
                 except (LeanBayesError, ModuleNotFoundError) as error:
                     answer = error
-                with contextlib.suppress(OSError):  # nobody wants it any more
+                with contextlib.suppress(OSError):  # the parent process is gone
                     pipe.send(answer)
     except KeyboardInterrupt:
         return
@@ -160,7 +167,7 @@ def _work(function: Callable[[Any], Any], threads: int, start_method: str, pipe:
 
 
 def _watch(leash: Connection) -> None:
-    """Stop what is being done, as Ctrl-C does, when the leash is let go of."""
+    """Interrupt the main thread, as Ctrl-C does, when the leash is closed."""
     with contextlib.suppress(EOFError, OSError):
         leash.recv()
     _thread.interrupt_main()
@@ -168,10 +175,10 @@ def _watch(leash: Connection) -> None:
 
 def _how_it_ended(code: int | None) -> str:
     if code is not None and code < 0:
-        how = f"its process was killed (signal {-code}), which is often for want of memory: use fewer --jobs"
+        how = f"its process was killed (signal {-code}), often because memory ran out: use fewer --jobs"
     else:
-        how = f"its process ended with code {code}: what it has said above tells why"
-    return f"{how}. What is finished is kept, and the same command goes on."
+        how = f"its process ended with code {code}: its messages above say why"
+    return f"{how}. Finished runs are stored, and the same command continues."
 
 
 @contextlib.contextmanager
@@ -185,7 +192,7 @@ def _signals_blocked() -> Iterator[None]:
 
 @contextlib.contextmanager
 def _environment_of(place: int) -> Iterator[None]:
-    """Let a process know of no launcher, and see one GPU of its own where there are several."""
+    """Hide the launcher from a process, and if there are several GPUs, all but one."""
     before = dict(os.environ)
     for name in before:
         if name in _OF_LAUNCHERS or (name.startswith(_PREFIXES) and name not in _KEPT):

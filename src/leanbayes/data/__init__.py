@@ -1,13 +1,13 @@
-"""Data sets in their original formats, any data set of one's own, and batches of them on a device."""
+"""Data sets in their published formats, wrappers for your own data sets, and batches on a device."""
 
 from leanbayes.data.base import ArrayDataset, Data
 from leanbayes.data.batches import Batches
 from leanbayes.data.corrupted import corruptions_on_disk, read_corrupted
-from leanbayes.data.pictures import read_image
-from leanbayes.data.registry import NAMES, load, read_images, task_of
+from leanbayes.data.image_files import read_image
+from leanbayes.data.registry import NAMES, load, ood_partners, preferred_engine, preset, read_images, task_of
 from leanbayes.data.streaming import fingerprint
-from leanbayes.data.tables import TABLE_ENDINGS, read_table
-from leanbayes.data.transforms import Augment, Normalise
+from leanbayes.data.tabular import TABLE_ENDINGS, read_table
+from leanbayes.data.transforms import Augment, Normalize
 from leanbayes.data.wrapping import from_datasets
 
 __all__ = [
@@ -17,11 +17,14 @@ __all__ = [
     "Augment",
     "Batches",
     "Data",
-    "Normalise",
+    "Normalize",
     "corruptions_on_disk",
     "fingerprint",
     "from_datasets",
     "load",
+    "ood_partners",
+    "preferred_engine",
+    "preset",
     "read_corrupted",
     "read_image",
     "read_images",

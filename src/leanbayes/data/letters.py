@@ -1,22 +1,22 @@
-"""Capital letters of 8 × 8 pixels, made as scikit-learn's digits were: other data for a model of the digits."""
+"""Capital letters of 8×8 pixels, made like scikit-learn's digits: out-of-distribution data for models of the digits."""
 
 from typing import Any
 
 import numpy as np
 
-from leanbayes.data.files import Array, Root, needed
+from leanbayes.data.reading import Array, Root, needed
 from leanbayes.errors import LeanBayesError
 
-LETTERS = tuple("AEFHKLMNRVWX")  # those that look like a digit, such as O, I, Z, S, B, G, P and T, are left out
+LETTERS = tuple("AEFHKLMNRVWX")  # without those that look like a digit, such as O, I, Z, S, B, G, P and T
 _COUNTS = {"train": 1200, "test": 600}
 _SIDE, _CANVAS = 32, 64  # pixels of a bitmap, and of the drawing before it is cropped
-_INK, _INK_SPREAD = 0.305, 0.033  # share of ink in the digits: its mean, and its standard deviation over images
+_INK_MEAN, _INK_STD = 0.305, 0.033  # share of ink in an image of the digits, over all images
 
 
 def read_letters(split: str, root: Root) -> tuple[Array, Array]:
-    """Draw a split of the letters, with as many of each; the same in every run, and no draw is in both splits.
+    """Draw a split of the letters, with equally many of each class; every run draws the same images.
 
-    As in the digits, the ink of 4 × 4 blocks of a bitmap of 32 × 32 pixels is counted: 0 to 16, stretched to 0 to 255.
+    As in the digits, a pixel counts the ink in a 4×4 block of a 32×32 bitmap: 0 to 16, scaled to 0 to 255.
     """
     font = _font()
     random = np.random.default_rng([0, list(_COUNTS).index(split)])
@@ -34,22 +34,22 @@ def _font() -> Any:
 
 
 def _drawing(letter: str, font: Any, random: np.random.Generator) -> Any:
-    """Draw a letter in white on black, turned and slanted at random, and cut it out."""
+    """Draw a letter in white on black with a random rotation and slant, and crop it."""
     image = needed("PIL.Image", "pillow")
     canvas = image.new("L", (_CANVAS, _CANVAS))
-    centre = _CANVAS / 2
+    center = _CANVAS / 2
     pen = needed("PIL.ImageDraw", "pillow").Draw(canvas)
-    pen.text((centre, centre), letter, fill=255, font=font, anchor="mm", stroke_width=int(random.integers(0, 2)))
+    pen.text((center, center), letter, fill=255, font=font, anchor="mm", stroke_width=int(random.integers(0, 2)))
     turn, slant = np.deg2rad(random.normal(0, 6)), random.normal(0.1, 0.12)
     matrix = np.array([[1, slant], [0, 1]]) @ [[np.cos(turn), -np.sin(turn)], [np.sin(turn), np.cos(turn)]]
-    offset = centre - matrix @ (centre, centre)
+    offset = center - matrix @ (center, center)
     rows = np.column_stack([matrix, offset]).ravel().tolist()
     turned = canvas.transform(canvas.size, image.Transform.AFFINE, rows, image.Resampling.BILINEAR)
     return turned.crop(turned.getbbox())
 
 
 def _bitmap(drawing: Any, random: np.random.Generator) -> Array:
-    """Fit a drawing to the height of a bitmap, and let its strokes swell or shrink to the ink that a digit has."""
+    """Scale a drawing to the height of a bitmap, and threshold it such that it has as much ink as a digit."""
     image = needed("PIL.Image", "pillow")
     width = drawing.width / drawing.height * _SIDE * random.uniform(0.65, 0.85)
     width = round(min(max(width, 14), 26))
@@ -58,5 +58,5 @@ def _bitmap(drawing: Any, random: np.random.Generator) -> Array:
     fitted.paste(drawing.resize((width, _SIDE), image.Resampling.BILINEAR), (left, 0))
     blurred = fitted.filter(needed("PIL.ImageFilter", "pillow").GaussianBlur(1.5))
     values = np.asarray(blurred, np.int64)
-    ink = round(_SIDE**2 * float(np.clip(random.normal(_INK, _INK_SPREAD), 0.2, 0.4)))
+    ink = round(_SIDE**2 * float(np.clip(random.normal(_INK_MEAN, _INK_STD), 0.2, 0.4)))
     return values >= max(int(np.partition(values.ravel(), -ink)[-ink]), 1)

@@ -1,15 +1,18 @@
-"""Loading a data set by its name or its path."""
+"""Load data sets by name or path, and look up what is known about them."""
 
-import difflib
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
+from leanbayes.core.names import find, lookup, suggestion
+from leanbayes.data import folders, segmentation, tabular
 from leanbayes.data.base import ArrayDataset, Data, Task
-from leanbayes.data.files import Root, data_root
 from leanbayes.data.folders import load_folder
+from leanbayes.data.image_files import Size
 from leanbayes.data.images import IMAGE_SETS, load_images, read_split
-from leanbayes.data.pictures import Size
+from leanbayes.data.reading import Root, data_root
 from leanbayes.data.segmentation import load_segmentation
-from leanbayes.data.tables import TABLE_ENDINGS, UCI_FILES, load_table, load_toy, load_uci
+from leanbayes.data.tabular import TABLE_ENDINGS, UCI_FILES, load_table, load_toy, load_uci
 from leanbayes.errors import LeanBayesError
 
 NAMES = tuple(sorted([*IMAGE_SETS, *UCI_FILES, "toy"]))
@@ -23,33 +26,64 @@ def load(
     seed: int = 0,
     resize: Size | None = None,
 ) -> Data:
-    """Load one of `NAMES`, `uci:NAME`, `csv:PATH`, or a path to a table or to a folder of pictures.
+    """Load a data set by name or path.
 
-    Files are looked for under `root`, or where the environment variable LEANBAYES_DATA says. `seed` chooses the share
-    of the training examples that is for validation; test sets do not depend on it. `resize` (height, width) is for
-    folders of pictures.
+    Files are read in their published formats; nothing is downloaded.
+
+    Args:
+        name: one of `NAMES` (case, hyphens and underscores do not matter), `uci:NAME`, `csv:PATH`, or the path of a
+            table or of a folder of images.
+        root: folder of all data sets. None means the environment variable LEANBAYES_DATA.
+        validation_share: share of the training examples that is held out for validation.
+        seed: seed of that split. Test sets do not depend on it.
+        resize: height and width of the images of a folder. None means the default of its kind.
+
+    Returns:
+        The three splits, with the task and the preprocessing.
+
+    Raises:
+        LeanBayesError: The name is unknown, a file is missing, or a setting is invalid.
+        FileFormatError: A file is damaged.
+
+    Example:
+        >>> from leanbayes.data import load
+        >>> load("toy")
+        Data('toy', 'regression', train=810, validation=90, test=100, input_shape=(1,), outputs=1)
     """
     text = str(name)
-    known = _known(text)
+    known = find(text, NAMES)
     kind, _, rest = text.partition(":")
     folder = None if known or kind in ("uci", "csv") else _existing(text, root)
     if folder is not None and folder.is_dir():
         return _load_directory(folder, resize, validation_share, seed)
     if resize is not None:
-        raise LeanBayesError(f"resize is for folders of pictures, and {text} is none: leave it out.")
+        raise LeanBayesError(f"resize is for folders of images, but {text} is not one: leave it out.")
     if known in IMAGE_SETS:
         return load_images(known, root, validation_share, seed)
     if known == "toy":
         return load_toy(validation_share, seed)
     if known or kind == "uci":
-        return load_uci(known or _known(rest) or rest, root, validation_share, seed)
+        return load_uci(known or find(rest, NAMES) or rest, root, validation_share, seed)
     return load_table(_table(rest if kind == "csv" else text, root, kind == "csv"), validation_share, seed)
 
 
 def task_of(name: str | Path, root: Root = None) -> Task:
-    """Tell what kind of task a name or a path is, without loading it."""
+    """Return the kind of task of a data set without loading it.
+
+    Args:
+        name: name or path of a data set, as for `load`.
+        root: folder of all data sets. None means the environment variable LEANBAYES_DATA.
+
+    Returns:
+        "classification", "segmentation" or "regression".
+
+    Example:
+        >>> from leanbayes.data import task_of
+        >>> task_of("cifar10"), task_of("uci:yacht")
+        ('classification', 'regression')
+    """
     text = str(name)
-    known = _known(text)
+    known = find(text, NAMES)
     if known in IMAGE_SETS:
         return "classification"
     folder = None if known or text.startswith(("uci:", "csv:")) else _existing(text, root)
@@ -58,25 +92,100 @@ def task_of(name: str | Path, root: Root = None) -> Task:
     return "segmentation" if _has_label_maps(folder) else "classification"
 
 
+def preset(name: str | Path, root: Root = None, engine: str = "backprop") -> dict[str, Any]:
+    """Return the training settings of a data set that apply unless a flag or a config file changes them.
+
+    Small images have their own settings, and other data sets those of their kind of task.
+
+    Args:
+        name: name or path of a data set, as for `load`.
+        root: folder of all data sets. None means the environment variable LEANBAYES_DATA.
+        engine: the engine of the method. ivon has its own optimizer, learning rate and temperature.
+
+    Returns:
+        Values of `model` and of some settings of `Recipe`, by name.
+
+    Example:
+        >>> from leanbayes.data import preset
+        >>> preset("toy")["model"]
+        'mlp'
+    """
+    settings = {key: value for key, value in _preset(name, root).items() if key not in ("engine", "ivon")}
+    if engine == "ivon":
+        for key in ("optimizer", "lr", "temperature"):
+            settings.pop(key, None)
+        settings |= _preset(name, root).get("ivon", {})
+    return settings
+
+
+def preferred_engine(name: str | Path, root: Root = None) -> str:
+    """Return the engine that methods with a choice of engines use for a data set, unless it is given.
+
+    Args:
+        name: name or path of a data set, as for `load`.
+        root: folder of all data sets. None means the environment variable LEANBAYES_DATA.
+
+    Returns:
+        "ivon" where it is known to be better, else "backprop".
+
+    Example:
+        >>> from leanbayes.data import preferred_engine
+        >>> preferred_engine("cifar10")
+        'ivon'
+    """
+    return _preset(name, root).get("engine", "backprop")
+
+
+def _preset(name: str | Path, root: Root) -> Mapping[str, Any]:
+    known = find(name, NAMES)
+    if known in IMAGE_SETS:
+        return IMAGE_SETS[known].preset
+    kinds = {"regression": tabular.PRESET, "segmentation": segmentation.PRESET, "classification": folders.PRESET}
+    return kinds[task_of(name, root)]
+
+
+def ood_partners(name: str) -> tuple[str, ...]:
+    """Return the data sets that an evaluation uses as out-of-distribution data.
+
+    Args:
+        name: name of a loaded data set, `Data.name`.
+
+    Returns:
+        Names of data sets for `read_images`. Data sets that are not small images have none.
+
+    Example:
+        >>> from leanbayes.data import ood_partners
+        >>> ood_partners("mnist")
+        ('fashion-mnist',)
+    """
+    return IMAGE_SETS[name].ood if name in IMAGE_SETS else ()
+
+
 def read_images(name: str, split: str, root: Root = None) -> ArrayDataset:
-    """Read one split, `train` or `test`, of a set of small images, as a test of other data needs it."""
-    known = _known(name)
-    if known not in IMAGE_SETS:
-        raise LeanBayesError(f"{name!r} is no set of small images: choose one of {', '.join(IMAGE_SETS)}.")
-    return read_split(known, split, root)
+    """Read one split of a set of small images, for example as out-of-distribution data.
 
+    Args:
+        name: name of a set of small images, such as "svhn".
+        split: "train" or "test".
+        root: folder of all data sets. None means the environment variable LEANBAYES_DATA.
 
-def _plain(name: str) -> str:
-    return name.lower().replace("-", "").replace("_", "")
+    Returns:
+        The images as uint8, and their labels.
 
+    Raises:
+        LeanBayesError: The name or the split is unknown, or a file is missing.
+        FileFormatError: A file is damaged.
 
-def _known(name: str) -> str:
-    """Return the name in `NAMES` that is meant, whatever its case and hyphens; else the empty text."""
-    return next((known for known in NAMES if _plain(known) == _plain(name)), "")
+    Example:
+        >>> from leanbayes.data import read_images
+        >>> read_images("digits", "test")
+        ArrayDataset(599 examples, x: uint8 (1, 8, 8), y: int64 ())
+    """
+    return read_split(lookup("set of small images", name, IMAGE_SETS), split, root)
 
 
 def _existing(name: str, root: Root) -> Path | None:
-    """Return the file or folder of this path, from here or from the root."""
+    """Return the path of an existing file or folder, relative to the working directory or to the root."""
     folder = data_root(root)
     paths = [Path(name).expanduser(), *([folder / name] if folder else [])]
     return next((path for path in paths if path.exists()), None)
@@ -87,15 +196,11 @@ def _table(name: str, root: Root, any_ending: bool) -> Path:
     if path is not None and path.is_file() and (any_ending or name.lower().endswith(TABLE_ENDINGS)):
         return path
     if path is not None:
-        raise LeanBayesError(f"{path} is not taken for a table: give a file that is called .csv, or write csv:FILE.")
+        raise LeanBayesError(f"{path} does not look like a table: pass a .csv file, or write csv:FILE.")
     if any_ending or "/" in name or "\\" in name or name.lower().endswith(TABLE_ENDINGS):
         raise LeanBayesError(f"There is no file or folder {name}: check the path.")
-    close = difflib.get_close_matches(_plain(name), {_plain(known): known for known in NAMES}, n=1)
-    hint = f" Did you mean {_known(close[0])}?" if close else ""
-    raise LeanBayesError(
-        f"There is no data set {name!r}.{hint} The names are {', '.join(NAMES)}; uci:NAME, csv:FILE, or the path to a "
-        "table or to a folder of pictures will do as well."
-    )
+    listed = f"use {', '.join(NAMES)}, uci:NAME, csv:FILE, or the path of a table or of a folder of images."
+    raise LeanBayesError(f"There is no data set {name!r}: {suggestion(name, NAMES, listed)}")
 
 
 def _has_label_maps(path: Path) -> bool:
@@ -110,6 +215,6 @@ def _load_directory(path: Path, resize: Size | None, validation_share: float, se
     if (path / "train").is_dir():
         return load_folder(path, resize, validation_share, seed)
     raise LeanBayesError(
-        f"{path} has none of the known layouts: train/CLASS/ with pictures, leftImg8bit/ with gtFine/ (Cityscapes), or "
-        "train/ with trainannot/ (CamVid)."
+        f"{path} must have the layout train/CLASS/ with images, leftImg8bit/ with gtFine/ (Cityscapes), or train/ with "
+        "trainannot/ (CamVid)."
     )

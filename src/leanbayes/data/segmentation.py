@@ -1,8 +1,8 @@
-"""Pictures with a label for each pixel, in the folders of Cityscapes and of CamVid."""
+"""Images with a label per pixel, in the folder layouts of Cityscapes and CamVid."""
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -10,13 +10,29 @@ from torch import Tensor
 from torch.utils.data import Dataset
 
 from leanbayes.data.base import Data, arrange
-from leanbayes.data.files import Array, damaged
-from leanbayes.data.pictures import IMAGENET_NORMALISE, Size, as_image, list_pictures, stretched, stretched_labels
+from leanbayes.data.image_files import (
+    IMAGENET_NORMALIZE,
+    WORKERS,
+    Size,
+    as_image,
+    list_image_files,
+    stretched,
+    stretched_labels,
+)
+from leanbayes.data.reading import Array, damaged
 from leanbayes.data.transforms import Augment
 from leanbayes.errors import LeanBayesError
 
-VOID = 255  # the label of pixels that do not count
-_WRONG = 254
+PRESET: Mapping[str, Any] = {
+    "model": "unet",
+    "epochs": 60,
+    "batch_size": 8,
+    "lr": 3e-3,
+    "temperature": 0.01,
+    "workers": WORKERS,
+}
+VOID = 255  # label of pixels that do not count
+_INVALID = 254
 _CAMVID_VOID = 11
 
 CAMVID_CLASSES = tuple("sky building pole road pavement tree sign fence car pedestrian bicyclist".split())
@@ -27,7 +43,7 @@ CITYSCAPES_CLASSES = (
 _CITYSCAPES_IDS = (7, 8, 11, 12, 13, 17, 19, 20, 21, 22, 23, 24, 25, 26, 27, 28, 31, 32, 33)  # of the 19 classes
 
 
-def _lookup(labels: Mapping[int, int], otherwise: int) -> Array:
+def _label_table(labels: Mapping[int, int], otherwise: int) -> Array:
     table = np.full(256, otherwise, np.uint8)
     table[VOID] = VOID
     for stored, label in labels.items():
@@ -35,62 +51,62 @@ def _lookup(labels: Mapping[int, int], otherwise: int) -> Array:
     return table
 
 
-_CAMVID = _lookup({**{i: i for i in range(11)}, _CAMVID_VOID: VOID}, _WRONG)
-_TRAIN_IDS = _lookup({i: i for i in range(19)}, _WRONG)
-_LABEL_IDS = _lookup({stored: label for label, stored in enumerate(_CITYSCAPES_IDS)}, VOID)
+_CAMVID = _label_table({**{i: i for i in range(11)}, _CAMVID_VOID: VOID}, _INVALID)
+_TRAIN_IDS = _label_table({i: i for i in range(19)}, _INVALID)
+_LABEL_IDS = _label_table({stored: label for label, stored in enumerate(_CITYSCAPES_IDS)}, VOID)
 
 
 class Pair(NamedTuple):
-    """A picture, its labels, and what each stored label means."""
+    """The files of an image and of its label map, and the class of each stored label."""
 
-    picture: str
+    image: str
     labels: str
-    meaning: Array
+    table: Array
 
 
-class LabelledPictures(Dataset[tuple[Tensor, Tensor]]):
-    """Pictures and label maps, read when asked for: uint8 images, and int64 labels where VOID does not count."""
+class LabeledImages(Dataset[tuple[Tensor, Tensor]]):
+    """Images and label maps, read when they are indexed, as uint8 and int64; ignored pixels have the label VOID."""
 
     def __init__(self, pairs: list[Pair], size: Size | None) -> None:
         self.pairs = pairs
         self.resize = size
-        self.size: Size = size or stretched(pairs[0].picture, None).shape[:2]
+        self.size: Size = size or stretched(pairs[0].image, None).shape[:2]
 
     def __len__(self) -> int:
         return len(self.pairs)
 
     def __getitem__(self, index: int) -> tuple[Tensor, Tensor]:
-        picture, path, meaning = self.pairs[index]
-        values = stretched(picture, self.resize)
-        labels = meaning[stretched_labels(path, self.resize)]
-        if (labels == _WRONG).any():
+        image, path, table = self.pairs[index]
+        values = stretched(image, self.resize)
+        labels = table[stretched_labels(path, self.resize)]
+        if (labels == _INVALID).any():
             raise damaged(Path(path), "it has labels out of range")
-        for file, shape in ((picture, values.shape[:2]), (path, labels.shape)):
+        for file, shape in ((image, values.shape[:2]), (path, labels.shape)):
             if shape != self.size:
-                raise LeanBayesError(f"{file} has the size {shape}, and others have {self.size}: pass resize=.")
+                raise LeanBayesError(f"{file} has the size {shape}, but others have {self.size}: pass resize=.")
         return as_image(values), torch.from_numpy(labels).long()
 
 
 def _cityscapes_pairs(path: Path, split: str) -> list[Pair]:
     pairs = []
-    for picture in list_pictures(path / "leftImg8bit" / split):
-        if not picture.endswith("_leftImg8bit.png"):
+    for image in list_image_files(path / "leftImg8bit" / split):
+        if not image.endswith("_leftImg8bit.png"):
             continue
-        city, name = Path(picture).parent.name, Path(picture).name.removesuffix("_leftImg8bit.png")
+        city, name = Path(image).parent.name, Path(image).name.removesuffix("_leftImg8bit.png")
         stem = path / "gtFine" / split / city / f"{name}_gtFine"
         train_ids, label_ids = Path(f"{stem}_labelTrainIds.png"), Path(f"{stem}_labelIds.png")
         chosen = (train_ids, _TRAIN_IDS) if train_ids.exists() else (label_ids, _LABEL_IDS)
-        pairs.append(Pair(picture, str(chosen[0]), chosen[1]))
+        pairs.append(Pair(image, str(chosen[0]), chosen[1]))
     return pairs
 
 
 def _camvid_pairs(path: Path, split: str) -> list[Pair]:
     folder = path / f"{split}annot"
-    return [Pair(name, str(folder / f"{Path(name).stem}.png"), _CAMVID) for name in list_pictures(path / split)]
+    return [Pair(name, str(folder / f"{Path(name).stem}.png"), _CAMVID) for name in list_image_files(path / split)]
 
 
 def load_segmentation(path: Path, size: Size | None, validation_share: float, seed: int) -> Data:
-    """Load a folder in the style of Cityscapes (with leftImg8bit/) or of CamVid (with trainannot/)."""
+    """Load a folder with the layout of Cityscapes (leftImg8bit/) or of CamVid (trainannot/)."""
     cityscapes = (path / "leftImg8bit").is_dir()
     size = size or ((256, 512) if cityscapes else None)
     classes = CITYSCAPES_CLASSES if cityscapes else CAMVID_CLASSES
@@ -101,11 +117,11 @@ def load_segmentation(path: Path, size: Size | None, validation_share: float, se
             continue
         for pair in pairs:
             if not Path(pair.labels).is_file():
-                raise LeanBayesError(f"{pair.picture} has no labels: there is no {pair.labels}; put it there.")
+                raise LeanBayesError(f"{pair.image} has no labels: add the label map {pair.labels}.")
         if pairs:
-            splits[split] = LabelledPictures(pairs, size)
+            splits[split] = LabeledImages(pairs, size)
     if "train" not in splits:
-        raise LeanBayesError(f"There are no pictures for training in {path}: put them there, or pass another path.")
+        raise LeanBayesError(f"There are no training images in {path}: put them there, or pass another path.")
     whole = splits["train"]
     train, validation, test = arrange(whole, splits.get("val"), splits.get("test"), validation_share, seed)
     return Data(
@@ -117,13 +133,13 @@ def load_segmentation(path: Path, size: Size | None, validation_share: float, se
         input_shape=(3, *whole.size),
         outputs=len(classes),
         classes=classes,
-        normalise=IMAGENET_NORMALISE,
+        normalize=IMAGENET_NORMALIZE,
         augment=Augment(crop=0),
         ignore_index=VOID,
     )
 
 
 def _any_labels(pairs: list[Pair]) -> bool:
-    """Tell whether pictures are labelled: one of the first label maps that are there has a label that counts."""
-    there = [pair for pair in pairs if Path(pair.labels).is_file()][:10]
-    return any((pair.meaning[stretched_labels(pair.labels, None)] != VOID).any() for pair in there)
+    """Return whether one of the first existing label maps has a pixel that is not void."""
+    existing = [pair for pair in pairs if Path(pair.labels).is_file()][:10]
+    return any((pair.table[stretched_labels(pair.labels, None)] != VOID).any() for pair in existing)

@@ -1,4 +1,4 @@
-"""Batches of a data set that reads its examples one by one, each with random numbers of its own."""
+"""Batches of a data set that reads its examples one by one, each with its own random seed."""
 
 import contextlib
 import hashlib
@@ -11,16 +11,16 @@ import numpy as np
 import torch
 from torch.utils.data import DataLoader, Dataset, default_collate
 
+from leanbayes.core.network import tensors_of
 from leanbayes.data.base import as_pair
 from leanbayes.errors import LeanBayesError
-from leanbayes.network import tensors_of
 
-_PATIENCE = 30.0  # seconds
+_GRACE_SECONDS = 30.0  # between SIGTERM or SIGHUP and the end of a worker
 
 
 @contextlib.contextmanager
 def own_randomness() -> Iterator[Callable[[int], None]]:
-    """Give a function that seeds torch on the CPU, numpy and random; their states are restored after the block."""
+    """Yield a function that seeds torch on the CPU, NumPy and random; restore their states after the block."""
     states = torch.default_generator.get_state(), np.random.get_state(), random.getstate()
 
     def seed(number: int) -> None:
@@ -37,7 +37,24 @@ def own_randomness() -> Iterator[Callable[[int], None]]:
 
 
 def fingerprint(dataset: Dataset[Any]) -> str:
-    """Tell data sets apart by their length and a few examples, read with fixed random numbers."""
+    """Return a hash of a data set's length and of a few of its examples, read with fixed random seeds.
+
+    Args:
+        dataset: map-style data set of (input, label) pairs.
+
+    Returns:
+        16 hexadecimal digits. Equal data sets have equal hashes.
+
+    Raises:
+        LeanBayesError: An example is not an (input, label) pair.
+
+    Example:
+        >>> import torch
+        >>> from leanbayes.data import ArrayDataset, fingerprint
+        >>> x, y = torch.arange(20.0), torch.arange(20)
+        >>> fingerprint(ArrayDataset(x, y)) == fingerprint(ArrayDataset(x.clone(), y))
+        True
+    """
     count = len(dataset)  # type: ignore[arg-type]
     digest = hashlib.sha256(str(count).encode())
     with own_randomness() as seed:
@@ -49,13 +66,13 @@ def fingerprint(dataset: Dataset[Any]) -> str:
 
 
 class _SeededExamples(Dataset[Any]):
-    """A data set by (index, seed): the user's random transforms depend on the seed alone."""
+    """A data set indexed by (index, seed): random transforms of the user depend on the seed only."""
 
     def __init__(self, dataset: Dataset[Any]) -> None:
         self.dataset = dataset
 
     def __getitems__(self, places: list[tuple[int, int]]) -> Any:
-        """Read a batch; an error is returned, to be raised in the main process without the traceback of a worker."""
+        """Read a batch; return an error, which the main process then raises without the traceback of a worker."""
         examples = []
         with own_randomness() as seed:
             for index, number in places:
@@ -68,7 +85,7 @@ class _SeededExamples(Dataset[Any]):
 
 
 def _collate(examples: Any) -> Any:
-    """Make a batch of examples, or hand on an error."""
+    """Collate examples into a batch, or pass on an error."""
     if isinstance(examples, LeanBayesError):
         return examples
     try:
@@ -79,24 +96,27 @@ def _collate(examples: Any) -> Any:
             raise
         one, other = sorted(shapes)[:2]
         return LeanBayesError(
-            f"Examples of the shapes {one} and {other} do not fit into one batch: bring them to one size ({error})."
+            f"Examples of shapes {one} and {other} cannot be in one batch: resize them to one size ({error})."
         )
 
 
-def _be_patient(worker: int) -> None:
-    """Meet a SIGTERM later: one that is sent to all processes is met by the training, which still needs its data."""
+def _delay_end(worker: int) -> None:
+    """End a worker some time after SIGTERM or SIGHUP, because the main process needs its data to stop cleanly."""
     if hasattr(signal, "setitimer"):  # not on Windows
-        signal.signal(signal.SIGTERM, lambda *_: signal.setitimer(signal.ITIMER_REAL, _PATIENCE))  # which then ends it
-        signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGTERM])
+        for number in (signal.SIGTERM, signal.SIGHUP):
+            if signal.getsignal(number) is not signal.SIG_IGN:  # nohup ignores SIGHUP
+                # The alarm ends the process.
+                signal.signal(number, lambda *_: signal.setitimer(signal.ITIMER_REAL, _GRACE_SECONDS))
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGTERM, signal.SIGHUP])
 
 
 @contextlib.contextmanager
-def _sigterm_later() -> Iterator[None]:
-    """Start processes that meet no SIGTERM before they are patient."""
+def _end_blocked() -> Iterator[None]:
+    """Start worker processes with SIGTERM and SIGHUP blocked until they have installed their handlers."""
     if not hasattr(signal, "pthread_sigmask"):
         yield
         return
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGTERM])
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGTERM, signal.SIGHUP])
     try:
         yield
     finally:
@@ -106,17 +126,17 @@ def _sigterm_later() -> Iterator[None]:
 def stream(
     dataset: Dataset[Any], places: Iterable[list[tuple[int, int]]], workers: int, pin_memory: bool
 ) -> Iterator[tuple[Any, Any]]:
-    """Yield a batch for each list of (index, seed)."""
+    """Yield one batch for each list of (index, seed)."""
     loader = DataLoader(
         _SeededExamples(dataset),
         batch_sampler=places,
         num_workers=workers,
         pin_memory=pin_memory,
         collate_fn=_collate,
-        worker_init_fn=_be_patient,
-        generator=torch.Generator(),  # else each epoch would take a number from the global one
+        worker_init_fn=_delay_end,
+        generator=torch.Generator(),  # otherwise each epoch would draw from the global generator
     )
-    with _sigterm_later():
+    with _end_blocked():
         batches = iter(loader)
     for batch in batches:
         if isinstance(batch, LeanBayesError):

@@ -1,7 +1,7 @@
-"""What a model costs, always beside the deterministic network: size, file, memory, time, FLOPs and bytes moved.
+"""The costs of a model compared with the deterministic network: size, file, memory, time, FLOPs and bytes moved.
 
-Counts and seconds are never mixed: dense kernels multiply by zeros too, so a sparse network that has fewer effective
-FLOPs than the plain one takes as long.
+Counts are no measure of time: dense kernels also multiply by zeros, so a sparse network with fewer effective FLOPs
+takes as long as the deterministic one.
 """
 
 import contextlib
@@ -18,24 +18,34 @@ from typing import Any
 
 import torch
 
-from leanbayes import prediction
-from leanbayes.bayesian import BayesianModel, Draw
-from leanbayes.conversion import bayesianize
-from leanbayes.cost import CostCounter, PeakMemory
+from leanbayes.core.counters import CostCounter, PeakMemory
+from leanbayes.core.flops import FlopCounter, Flops
+from leanbayes.core.network import call_with, evaluation_mode, output_tensor, tensors_of
+from leanbayes.deploy.loading import describe
+from leanbayes.deploy.model_file import save
 from leanbayes.errors import LeanBayesError, RuleMismatchWarning
-from leanbayes.flops import FlopCounter, Flops
-from leanbayes.methods.deterministic import Deterministic
-from leanbayes.methods.ensemble import Members
-from leanbayes.network import call_with, evaluation_mode, output_tensor, tensors_of
-from leanbayes.saving import describe
+from leanbayes.methods.baselines.deterministic import Deterministic
+from leanbayes.methods.baselines.ensemble import Members
+from leanbayes.model import prediction
+from leanbayes.model.bayesian import BayesianModel
+from leanbayes.model.conversion import bayesianize
+from leanbayes.model.draw import Draw
 
 
 @dataclass(frozen=True)
 class Costs:
-    """What one model costs: its numbers and its file, and a prediction with `samples` draws.
+    """The costs of one model and of its predictions.
 
-    FLOPs and bytes moved are those of one example (a share of the batch that was measured), milliseconds those of 1000
-    examples, and the peak that of the whole batch: the model and what the prediction allocates, without its input.
+    Attributes:
+        trainable: Trainable numbers.
+        stored: Numbers in the model file.
+        file_bytes: Size of the model file.
+        samples: Monte Carlo samples per prediction.
+        predict_flops: FLOPs to predict one example.
+        predict_effective_flops: The same, without products with weights that are exactly zero.
+        predict_bytes_moved: Bytes that operations read and write to predict one example.
+        predict_peak_bytes: Peak memory to predict the batch: the model and all allocations, without the input.
+        predict_ms_per_1000: Milliseconds to predict 1000 examples.
     """
 
     trainable: int
@@ -51,14 +61,20 @@ class Costs:
 
 @dataclass(frozen=True)
 class Comparison:
-    """The costs of a model and of the deterministic network, measured in turns on a batch of `examples`."""
+    """The costs of a model and of the deterministic network, measured alternately on the same batch.
+
+    Attributes:
+        examples: Number of examples in the batch.
+        ours: Costs of the model.
+        plain: Costs of the deterministic network of the same architecture.
+    """
 
     examples: int
     ours: Costs
     plain: Costs
 
     def ratios(self) -> dict[str, float]:
-        """Ours over plain, for each cost; nan where both are 0."""
+        """Return ours / plain for each cost; nan if both are 0."""
         plain = asdict(self.plain)
         return {name: _ratio(ours, plain[name]) for name, ours in asdict(self.ours).items()}
 
@@ -66,13 +82,30 @@ class Comparison:
 def costs_of(
     bnn: BayesianModel, x: Any, *, samples: int | None = None, rule: str | None = None, repeats: int = 5
 ) -> Comparison:
-    """Measure a model on the batch x beside the deterministic network of its architecture, in one process.
+    """Measure the costs of a model and of the deterministic network of the same architecture.
 
-    samples and rule are those of `predict`. Bytes and peak memory are counted over one whole `predict`, with what it
-    does beside the passes; the time is the median of `repeats` predictions, for which both take turns once warm.
-    The plain network stands for one that was trained as usual and is called without this library: one pass over the
-    whole batch and the same answer made of it, and every weight counts as not zero, whatever zeros our mean has.
-    The model's own stream of noise is left as it is.
+    Bytes and peak memory are counted over one whole call of `predict`. The time is the median of `repeats` predictions,
+    for which the two networks alternate after a warm-up. The deterministic network represents a conventionally trained
+    one that is called without this library: one forward pass over the whole batch, and every weight counts as nonzero.
+    The random stream of the model is not changed.
+
+    Args:
+        bnn: The model.
+        x: A batch of inputs.
+        samples: Monte Carlo samples per prediction. None means the default of the method.
+        rule: How random weights are combined with activations. None means the model's own rule.
+        repeats: Number of timed predictions.
+
+    Returns:
+        A `Comparison` with the costs of both networks, and `ratios()`.
+
+    Raises:
+        LeanBayesError: If repeats is less than 1.
+
+    Example:
+        >>> from leanbayes.evaluation import costs_of
+        >>> found = costs_of(bnn, x)
+        >>> found.ours.file_bytes, found.ratios()["predict_ms_per_1000"]
     """
     if repeats < 1:
         raise LeanBayesError(f"repeats={repeats} must be at least 1.")
@@ -80,7 +113,7 @@ def costs_of(
     runs = [lambda: _predict(bnn, x, samples, rule), lambda: _predict_alone(plain, x)]
     with _quiet():
         for run in runs:
-            run()  # the first prediction also measures the memory of an example
+            run()  # the first prediction also measures the memory per example
         counts = [_counted(run) for run in runs]
         flops = [count_flops(bnn, x, samples, rule), count_flops(plain, x)]
         rounds = [[_seconds(run, bnn.device) for run in runs] for _ in range(repeats)]
@@ -106,32 +139,33 @@ def costs_of(
 
 
 def count_flops(bnn: BayesianModel, x: Any, samples: int | None = None, rule: str | None = None) -> Flops:
-    """Count the FLOPs of the products in a prediction of the batch x: as many passes as it has draws.
+    """Count the FLOPs of the products to predict the batch x with all samples.
 
-    `FlopCounter` says what counts; its weights are what the rule puts into the network, and the network's own. So one
-    formula holds for all: a draw with share d of its weights costs d, an ensemble as many networks as it has members,
-    and `flipout` and `local`, with their two products a layer, 1 + r where share r of the weights has a spread.
-    One draw is run and stands for all of them, but each member of an ensemble for itself.
+    `FlopCounter` defines what counts; the weights are those that the rule puts into the network, and the network's own.
+    So one formula holds for all methods: relative to the deterministic network, a sample with a share d of nonzero
+    weights costs d, an ensemble costs its number of members, and `flipout` and `local`, with two products per layer,
+    cost 1 + r if a share r of the weights has a std. One sample is counted for all, but every member of an ensemble.
     """
-    with torch.no_grad(), bnn.using(rule or bnn.current_rule), evaluation_mode(bnn), _all_in_sight(), _quiet():
+    with torch.no_grad(), bnn.using(rule or bnn.current_rule), evaluation_mode(bnn), _unfused(), _quiet():
         draws = prediction.draws_of(bnn, samples, torch.Generator().manual_seed(0))
         passes = [_flops_of_pass(bnn, x, draw) for draw in (draws[:1] if bnn.members is None else draws)]
     return sum(passes, Flops()) * (len(draws) // len(passes))
 
 
 def training_flops(forward: Flops, examples: int, epochs: int, samples: int = 1) -> Flops:
-    """FLOPs of a training, from those of one pass over one example: 3 · forward · samples · examples · epochs.
+    """Return the FLOPs of training, from those of one forward pass: 3 · forward · samples · examples · epochs.
 
-    The backward pass counts twice the forward pass: one product for the inputs, one for the weights (Evci et al. 2020,
-    RigL). For the setting of SSVI's table 2 (ResNet-18, `local`, 200 epochs of CIFAR-10) this is 6.7e16 if dense, as
-    that table has for VD, and 3.5e15 with 5 % of the weights in all layers but the first. The table's 5.7e15 for SSVI
-    is 5 % of the 1.1e17 that its table 1 has for a dense network, whose origin it does not tell.
+    The backward pass counts as two forward passes: one product for the inputs and one for the weights (Evci et al.
+    2020, RigL). For the setting of table 2 in the SSVI paper (ResNet-18, `local`, 200 epochs of CIFAR-10) this gives
+    6.7e16 for a dense network, as that table has for VD, and 3.5e15 with 5 % of the weights in all layers but the
+    first. The 5.7e15 that the table has for SSVI are 5 % of the 1.1e17 in its table 1 for a dense network, which the
+    paper does not derive.
     """
     return forward * (3 * samples * examples * epochs)
 
 
 def deterministic_of(bnn: BayesianModel) -> BayesianModel:
-    """Return the unit of cost: the plain network of the same architecture, or one member of an ensemble."""
+    """Return the reference for costs: the deterministic network of the same architecture, or one ensemble member."""
     if isinstance(bnn.network, Members):
         likelihood = copy.deepcopy(bnn.likelihood)
         return bayesianize(bnn.network.networks[0], Deterministic(), likelihood=likelihood)
@@ -157,7 +191,7 @@ def _predict_alone(plain: BayesianModel, x: Any) -> int:
 
 
 def _counted(run: Callable[[], int]) -> _Counted:
-    with _all_in_sight(), PeakMemory() as memory, CostCounter() as counter:
+    with _unfused(), PeakMemory() as memory, CostCounter() as counter:
         samples = run()
     return _Counted(samples, counter.bytes, memory.peak_bytes)
 
@@ -165,15 +199,15 @@ def _counted(run: Callable[[], int]) -> _Counted:
 def _flops_of_pass(bnn: BayesianModel, x: Any, draw: Draw) -> Flops:
     with FlopCounter(bnn.parameters(), bnn.buffers()) as counter, bnn.drawn(draw) as call:
         for value in bnn._values or ():
-            # A random weight is an object that holds its tensors: a mean and a spread.
+            # A random weight is an object that holds two tensors: a mean and a std.
             counter.add_weights(tensors_of(value if isinstance(value, torch.Tensor) else vars(value)))
         call_with(call, x)
     return counter.flops
 
 
 @contextlib.contextmanager
-def _all_in_sight() -> Iterator[None]:
-    """Have every operation run in the open: none in a fused encoder layer, and no weight cast before the block."""
+def _unfused() -> Iterator[None]:
+    """Make every operation visible to counters: no fused encoder layers, and no weight casts cached before."""
     enabled = torch.backends.mha.get_fastpath_enabled()
     torch.backends.mha.set_fastpath_enabled(False)
     torch.clear_autocast_cache()
@@ -184,7 +218,7 @@ def _all_in_sight() -> Iterator[None]:
 
 
 def _quiet() -> contextlib.AbstractContextManager[Any]:
-    """Do not warn of a rule that gives worse answers: nobody looks at them."""
+    """Ignore warnings about a rule that predicts worse: only its cost matters here."""
     return warnings.catch_warnings(action="ignore", category=RuleMismatchWarning)
 
 
@@ -202,10 +236,10 @@ def _wait(device: torch.device) -> None:
 
 
 def _file(bnn: BayesianModel) -> tuple[int, int]:
-    """How many numbers `save` writes, tied ones once, and the size of the file."""
+    """Return how many numbers `save` writes, with tied weights counted once, and the size of the file."""
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "model.safetensors"
-        bnn.save(path)
+        save(bnn, path)
         found = describe(path)
     return sum(part["numbers"] for part in found["parts"].values()), found["bytes"]
 

@@ -1,4 +1,4 @@
-"""Curves that stand behind the scores: what the report draws of one model on one data set."""
+"""Curves and examples behind the scores of one model on one data set, for the figures of the report."""
 
 import math
 from typing import Any
@@ -11,13 +11,13 @@ from leanbayes.evaluation.outcomes import ClassOutcome
 from leanbayes.evaluation.scores import Scores
 from leanbayes.evaluation.selective import risk_coverage
 
-_POINTS = 101  # of a curve of many examples
-_HISTOGRAM = 30  # bins of the entropy
-_EXTREMES = 12  # examples of a kind to be looked at
+_POINTS = 101  # of the risk-coverage curve
+_HISTOGRAM = 30  # bins of the entropy histograms
+_EXTREMES = 12  # examples of each kind
 
 
 def curves_of(scores: Scores) -> dict[str, Any]:
-    """Return plain lists: bins of reliability, IoU of classes, risk over coverage, entropies, coverage of intervals."""
+    """Return plain lists: reliability bins, IoU per class, risk over coverage, entropies, interval coverage."""
     curves: dict[str, Any] = {}
     for name, key, change in (
         ("reliability", "ece", Tensor.tolist),
@@ -45,26 +45,26 @@ def _of_classes(found: ClassOutcome) -> dict[str, Any]:
 
 
 def entropy_edges(classes: int) -> Tensor:
-    """Return the limits of the bins of an entropy, from 0 to that of a guess."""
+    """Return the edges of the entropy bins, from 0 to the entropy of a uniform prediction."""
     return torch.linspace(0, math.log(classes), _HISTOGRAM + 1, dtype=torch.float64)
 
 
 def histogram(values: Tensor, edges: Tensor) -> list[int]:
-    """Count values in bins; those that rounding has put beyond the ends are in the last ones."""
+    """Count values in bins; values beyond the ends, by rounding, fall in the outermost bins."""
     places = (torch.bucketize(values.double(), edges, right=True) - 1).clamp(0, len(edges) - 2)
     return torch.bincount(places, minlength=len(edges) - 1).tolist()
 
 
-def extremes_of(found: ClassOutcome, labelled: Tensor) -> dict[str, list[dict[str, float]]]:
-    """Name the mistakes that were most sure, and the examples that were least; labelled: which examples were scored."""
-    numbers = torch.nonzero(labelled)[:, 0]
+def extremes_of(found: ClassOutcome, labeled: Tensor) -> dict[str, list[dict[str, float]]]:
+    """Return the most confident mistakes and the most uncertain examples; labeled: which examples were scored."""
+    numbers = torch.nonzero(labeled)[:, 0]
     wrong = torch.nonzero(~found.right)[:, 0]
     mistakes = wrong[found.confidence[wrong].argsort(descending=True, stable=True)[:_EXTREMES]]
-    unsure = found.entropy.argsort(descending=True, stable=True)[:_EXTREMES]
-    return {"mistakes": _told(found, mistakes, numbers), "unsure": _told(found, unsure, numbers)}
+    uncertain = found.entropy.argsort(descending=True, stable=True)[:_EXTREMES]
+    return {"mistakes": _described(found, mistakes, numbers), "unsure": _described(found, uncertain, numbers)}
 
 
-def _told(found: ClassOutcome, rows: Tensor, numbers: Tensor) -> list[dict[str, float]]:
+def _described(found: ClassOutcome, rows: Tensor, numbers: Tensor) -> list[dict[str, float]]:
     return [
         {
             "index": int(numbers[row]),

@@ -1,6 +1,7 @@
-"""Detection: whether uncertainty tells examples that are out of distribution from those that are in it.
+"""Out-of-distribution detection: how well uncertainty separates OOD examples from in-distribution examples.
 
-A score is an uncertainty: higher is more likely out. Only the order of the scores counts, ties included.
+A score is an uncertainty: a higher score means that an example is more likely OOD. Only the order of the scores
+matters, including ties.
 """
 
 import torch
@@ -10,9 +11,9 @@ from leanbayes.errors import LeanBayesError
 
 
 def auroc(scores_in: Tensor, scores_out: Tensor) -> float:
-    """Probability that an example from outside has a higher score than one from inside; a tie counts half.
+    """Return the probability that an OOD example has a higher score than an in-distribution one; ties count half.
 
-    The area under the ROC curve (Mann & Whitney 1947), counted in whole numbers.
+    This is the area under the ROC curve (Mann & Whitney 1947), computed exactly with integers.
     """
     inside, outside = _scores(scores_in).sort().values, _scores(scores_out)
     below = torch.searchsorted(inside, outside)
@@ -21,9 +22,9 @@ def auroc(scores_in: Tensor, scores_out: Tensor) -> float:
 
 
 def average_precision(positive: Tensor, negative: Tensor) -> float:
-    """Mean precision over the positive examples, where a positive one should have the higher score.
+    """Return the mean precision over the positive examples, which should have the higher scores.
 
-    AP = Σ_t (R_t - R_{t-1})·P_t over the different scores as thresholds t, from the highest: scikit-learn's.
+    AP = Σ_t (R_t - R_{t-1})·P_t over the distinct scores as thresholds t, from the highest, as in scikit-learn.
     """
     positive, negative = _scores(positive), _scores(negative)
     _, places, counts = torch.cat([positive, negative]).unique(return_inverse=True, return_counts=True)
@@ -33,22 +34,22 @@ def average_precision(positive: Tensor, negative: Tensor) -> float:
 
 
 def false_positive_rate(scores_in: Tensor, scores_out: Tensor, true_positive_rate: float = 0.95) -> float:
-    """Share of examples from outside that are accepted, where at least `true_positive_rate` of those inside are.
+    """Return the share of OOD examples that pass the threshold which `true_positive_rate` of the others pass.
 
-    Accepted is a score up to the lowest threshold that does it; inside is the positive class (Hendrycks & Gimpel 2017,
-    arXiv:1610.02136; Liang et al. 2018, arXiv:1706.02690).
+    The threshold is the lowest one that at least this fraction of the in-distribution examples (the positive class)
+    does not exceed (Hendrycks & Gimpel 2017, arXiv:1610.02136; Liang et al. 2018, arXiv:1706.02690).
     """
     if not 0 < true_positive_rate <= 1:
         raise LeanBayesError(f"true_positive_rate={true_positive_rate} must be above 0 and at most 1.")
     inside, outside = _scores(scores_in).sort().values, _scores(scores_out)
     shares = torch.arange(1, len(inside) + 1, dtype=torch.float64) / len(inside)
-    # A search, because a product such as 0.55·100 is rounded up to more than the 55 examples that are enough.
+    # A search, because products such as 0.55·100 are slightly more than 55 in floating point.
     threshold = inside[int(torch.searchsorted(shares, true_positive_rate))]
     return int((outside <= threshold).sum()) / len(outside)
 
 
 def detection_scores(scores_in: Tensor, scores_out: Tensor) -> dict[str, float]:
-    """Return auroc, aupr_in and aupr_out (inside or outside positive), fpr95 and fpr85 (at 95 and 85 % accepted)."""
+    """Return auroc, aupr_in and aupr_out (in-distribution or OOD positive), and fpr95, fpr85 (at 95, 85 % TPR)."""
     inside, outside = _scores(scores_in), _scores(scores_out)
     return {
         "auroc": auroc(inside, outside),
@@ -63,8 +64,8 @@ def _scores(values: Tensor) -> Tensor:
     values = values.detach().double().flatten().contiguous()
     if not len(values):
         raise LeanBayesError(
-            "Detection compares two sets of scores, and one is empty: pass at least one score of each."
+            "Detection compares two sets of scores, and one is empty: pass at least one score in each."
         )
     if values.isnan().any():
-        raise LeanBayesError("The scores contain NaN, which has no rank: mend or leave out such examples.")
+        raise LeanBayesError("The scores contain NaN, which has no rank: fix or remove such examples.")
     return values

@@ -1,12 +1,12 @@
-"""Saliency maps under the posterior: their mean and spread over draws, and how far they can be trusted.
+"""Saliency maps under the posterior: their mean and std over Monte Carlo samples, and metrics of their quality.
 
-With Φ(f, x) the map of a draw f at x, Yeh et al. (2019) measure
+With Φ(f, x) the map of a sampled network f at x, Yeh et al. (2019) define
     infidelity:       E (I·Φ(f, x) - (f(x) - f(x - I)))² over perturbations I;
     sensitivity_max:  max ‖Φ(f, x') - Φ(f, x)‖ / ‖Φ(f, x)‖ over x' around x,
-here for each draw with its own map, and averaged over the draws. Both are captum's.
+here for each sample with its own map, and averaged over the samples. Both are computed by captum.
 
-captum is given as many examples at a time as x has, in their order: where each has noise of its own (flipout, local,
-dropout), it keeps that noise in every call.
+captum gets all examples of x at once and in order: if each example has its own noise (flipout, local, dropout), it
+keeps that noise in every call.
 """
 
 import importlib
@@ -19,20 +19,22 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from leanbayes.bayesian import BayesianModel
-from leanbayes.errors import LeanBayesError, did_you_mean
-from leanbayes.network import evaluation_mode, output_tensor
-from leanbayes.prediction import BinaryPrediction, ClassPrediction, MomentAccumulator, Prediction, RegressionPrediction
+from leanbayes.core.names import suggestion
+from leanbayes.core.network import evaluation_mode, output_tensor
+from leanbayes.errors import LeanBayesError, missing_package
+from leanbayes.likelihoods import BinaryPrediction, ClassPrediction, Prediction, RegressionPrediction
+from leanbayes.likelihoods.accumulators import MomentAccumulator
+from leanbayes.model.bayesian import BayesianModel
 from leanbayes.rules import Moments
 
 Score = Callable[[Tensor], Tensor]  # from a batch to the explained output of each example, (batch,)
 Attribution = Callable[[Score, Tensor], Tensor]  # from a score and a batch that requires a gradient to its map
-_STD, _RADIUS = 0.1, 0.02  # of perturbations, as shares of the std of the inputs
+_STD, _RADIUS = 0.1, 0.02  # of perturbations, as fractions of the std of the inputs
 
 
 @dataclass(frozen=True)
 class Explanation:
-    """The maps of a batch: their mean and std over the draws, both like x, and the output that each explains."""
+    """The saliency maps of a batch: their mean and std over samples, shaped as x, and the output that each explains."""
 
     mean: Tensor
     std: Tensor
@@ -59,7 +61,7 @@ def _captum(module: str) -> Any:
     try:
         return importlib.import_module(f"captum.{module}")
     except ImportError:
-        raise LeanBayesError("This explanation needs captum: pip install 'leanbayes[explain]'.") from None
+        raise missing_package("This explanation needs captum", "explain") from None
 
 
 def saliency(
@@ -72,14 +74,20 @@ def saliency(
     rule: str | None = None,
     seed: int = 0,
 ) -> Explanation:
-    """Return the mean map of a batch over the draws, and its std: where the explanation itself is unsure.
+    """Return the mean saliency map of each example over Monte Carlo samples, and its std.
 
-    target: the output (class, or target of a regression) to explain, one for all or one for each example; by default
-    the class that is most probable over all draws, or the only output. kind: "gradient" of the output (of a class, its
-    logit), its "magnitude" (Simonyan et al. 2014), "integrated" gradients from 0 (Sundararajan et al. 2017), or a
-    function of (score, x). seed: of the draws; they are those of a prediction with this seed.
+    Args:
+        bnn: The model.
+        x: A batch of real inputs.
+        target: The output (class, or regression target) to explain, one for all examples or one per example. The
+            default is the predicted class, or the only output.
+        samples: Number of Monte Carlo samples. None means the default of the method.
+        kind: "gradient" of the output (for a class, of its logit), its "magnitude" (Simonyan et al. 2014),
+            "integrated" gradients from 0 (Sundararajan et al. 2017, needs captum), or a function of (score, x).
+        rule: How random weights are combined with activations. None means the model's own rule.
+        seed: Seed of the Monte Carlo samples, the same as those of a prediction with this seed.
     """
-    mean, std, target = _over_draws(bnn, x, target, samples, kind, rule, seed, lambda x, score, explain: explain(x))
+    mean, std, target = _over_samples(bnn, x, target, samples, kind, rule, seed, lambda x, score, explain: explain(x))
     return Explanation(mean, std, target)
 
 
@@ -96,10 +104,10 @@ def infidelity(
     normalize: bool = False,
     seed: int = 0,
 ) -> Tensor:
-    """Return how badly the maps of each example foretell what a perturbation I ~ N(0, std²) does to the output.
+    """Return the error with which the maps of each example predict the effect of a perturbation I ~ N(0, std²).
 
-    std: by default a tenth of the std of x. normalize: scale the maps as fits best, so that only their shape counts.
-    Integrated gradients are already multiplied by x, so the perturbation is divided by it, as captum does.
+    std is a tenth of the std of x by default. With normalize, the maps are first scaled to fit best, so that only their
+    shape counts. Integrated gradients are already multiplied by x, so the perturbation is divided by it, as in captum.
     """
     captum, std, generator = _captum("metrics"), _size("std", std, _STD, x), _perturbing(x, perturbations, seed)
 
@@ -111,7 +119,7 @@ def infidelity(
         return captum.infidelity(score, perturb, x, explain(x), n_perturb_samples=perturbations,
                                  max_examples_per_batch=len(x), normalize=normalize)  # fmt: skip
 
-    return _over_draws(bnn, x, target, samples, kind, rule, seed, measure)[0]
+    return _over_samples(bnn, x, target, samples, kind, rule, seed, measure)[0]
 
 
 def sensitivity_max(
@@ -126,9 +134,9 @@ def sensitivity_max(
     perturbations: int = 10,
     seed: int = 0,
 ) -> Tensor:
-    """Return how much the maps of each example change at most when no input changes by more than the radius.
+    """Return the largest relative change of the maps of each example under perturbations within a radius.
 
-    radius: by default a fiftieth of the std of x; the perturbations are uniform within it.
+    The radius is a fiftieth of the std of x by default; the perturbations are uniform within it.
     """
     captum, radius = _captum("metrics"), _size("radius", radius, _RADIUS, x)
     generator = _perturbing(x, perturbations, seed)
@@ -143,7 +151,7 @@ def sensitivity_max(
         return captum.sensitivity_max(as_tuples, x, perturb, n_perturb_samples=perturbations,
                                       max_examples_per_batch=len(x))  # fmt: skip
 
-    return _over_draws(bnn, x, target, samples, kind, rule, seed, measure)[0]
+    return _over_samples(bnn, x, target, samples, kind, rule, seed, measure)[0]
 
 
 def explanation_scores(
@@ -159,9 +167,9 @@ def explanation_scores(
     perturbations: int = 10,
     seed: int = 0,
 ) -> dict[str, float]:
-    """Return the means of infidelity, sensitivity_max and saliency_std, ‖std‖/‖mean‖ of a map, over all examples.
+    """Return the means of infidelity, sensitivity_max and saliency_std (‖std‖/‖mean‖ of a map) over all examples.
 
-    batches: inputs, or (input, label) pairs; each has draws and perturbations of its own.
+    batches: inputs, or (input, label) pairs. Each batch has its own samples and perturbations.
     """
     rows: dict[str, list[Tensor]] = {"infidelity": [], "sensitivity_max": [], "saliency_std": []}
     for number, batch in enumerate(batches):
@@ -171,8 +179,8 @@ def explanation_scores(
         common["perturbations"] = perturbations
         rows["infidelity"].append(infidelity(bnn, x, maps.target, std=std, **common))
         rows["sensitivity_max"].append(sensitivity_max(bnn, x, maps.target, radius=radius, **common))
-        spread, size = maps.std.flatten(1).norm(dim=1), maps.mean.flatten(1).norm(dim=1)
-        rows["saliency_std"].append(spread / torch.where(size == 0, 1.0, size))
+        std_norm, size = maps.std.flatten(1).norm(dim=1), maps.mean.flatten(1).norm(dim=1)
+        rows["saliency_std"].append(std_norm / torch.where(size == 0, 1.0, size))
     if not rows["infidelity"]:
         raise LeanBayesError("There is nothing to explain: pass at least one batch.")
     return {name: float(torch.cat(values).double().mean()) for name, values in rows.items()}
@@ -180,7 +188,7 @@ def explanation_scores(
 
 @torch.inference_mode(False)
 @torch.no_grad()
-def _over_draws(
+def _over_samples(
     bnn: BayesianModel,
     x: Tensor,
     target: int | Tensor | None,
@@ -190,14 +198,14 @@ def _over_draws(
     seed: int,
     measure: Callable[[Tensor, Score, Score], Tensor],
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Return mean and std over the draws of what `measure` makes of (x, score, explain), and the target."""
+    """Return the mean and std of `measure(x, score, explain)` over samples, and the target."""
     _check(x)
     attribution = _attribution(kind)
     generator = torch.Generator().manual_seed(seed)
     with bnn.using(rule or bnn.current_rule), evaluation_mode(bnn):
         prediction = bnn.predict(x, samples, generator=generator)
         target = _targets(prediction, target, x)
-        generator.manual_seed(seed)  # the same draws again
+        generator.manual_seed(seed)  # the same samples again
         moments = MomentAccumulator(lambda values: (values, torch.zeros((), device=values.device)))
         for number in range(prediction.samples):
             with bnn.drawn(bnn.next_draw(generator, number)) as call:
@@ -209,9 +217,11 @@ def _over_draws(
 
 
 def _score(call: Callable[..., Any], target: Tensor, x: Tensor) -> Tensor:
-    """Return the target's output of each example."""
+    """Return the target output of each example."""
     if len(x) != len(target):
-        raise LeanBayesError(f"A score takes all {len(target)} examples at once, not {len(x)}: call it once a change.")
+        raise LeanBayesError(
+            f"The score needs all {len(target)} examples at once, not {len(x)}: call it once per perturbation."
+        )
     output = output_tensor(call(x))
     mean = output.loc if isinstance(output, Moments) else output
     return mean.reshape(len(x), -1).gather(1, target[:, None])[:, 0]
@@ -220,8 +230,8 @@ def _score(call: Callable[..., Any], target: Tensor, x: Tensor) -> Tensor:
 def _explain(attribution: Attribution, score: Score, x: Tensor) -> Tensor:
     found = attribution(score, x.detach().clone().requires_grad_())
     if found.shape != x.shape:
-        shapes = f"{tuple(found.shape)} does not fit inputs of shape {tuple(x.shape)}"
-        raise LeanBayesError(f"A map of shape {shapes}: return one number for each input.")
+        shapes = f"{tuple(found.shape)} does not match inputs of shape {tuple(x.shape)}"
+        raise LeanBayesError(f"A map of shape {shapes}: return one number per input.")
     return found.detach().contiguous()  # captum takes views of it
 
 
@@ -229,7 +239,7 @@ def _check(x: Any) -> None:
     if not isinstance(x, Tensor) or not x.is_floating_point():
         kind = x.dtype if isinstance(x, Tensor) else type(x).__name__
         raise LeanBayesError(
-            f"Explanations are of one tensor of real numbers, not {kind}: wrap the network in a module that takes one."
+            f"Explanations need one tensor of real inputs, not {kind}: wrap the network in a module that takes one."
         )
 
 
@@ -237,25 +247,25 @@ def _attribution(kind: str | Attribution) -> Attribution:
     if callable(kind):
         return kind
     if kind not in KINDS:
-        hint = did_you_mean(kind, KINDS, f"there are {', '.join(KINDS)}, or pass a function of (score, x).")
-        raise LeanBayesError(f"There is no kind {kind!r} of explanation: {hint}")
+        hint = suggestion(kind, KINDS, f"choose {', '.join(KINDS)}, or pass a function of (score, x).")
+        raise LeanBayesError(f"There is no explanation of kind {kind!r}: {hint}")
     return KINDS[kind]
 
 
 def _targets(prediction: Prediction, target: int | Tensor | None, x: Tensor) -> Tensor:
-    """Return the index of the output to explain, one for each example."""
+    """Return the index of the output to explain, one per example."""
     assert isinstance(prediction, (ClassPrediction, BinaryPrediction, RegressionPrediction))
     values = prediction.mean if isinstance(prediction, RegressionPrediction) else prediction.probs
     values = values[:, None] if values.dim() == 1 else values
     if values.dim() != 2:
         raise LeanBayesError(
-            f"Outputs of shape {tuple(values.shape)} have no one number to explain: wrap the network in a module that "
-            "returns (batch, outputs), such as the mean over all pixels."
+            f"Outputs of shape {tuple(values.shape)} have no single number to explain: wrap the network in a module "
+            "that returns (batch, outputs), such as the mean over all pixels."
         )
     if target is None and isinstance(prediction, ClassPrediction):
         return prediction.label
     if target is None and values.shape[1] > 1:
-        raise LeanBayesError(f"The network has {values.shape[1]} outputs: say with target= which one to explain.")
+        raise LeanBayesError(f"The network has {values.shape[1]} outputs: choose the one to explain with target=.")
     targets = torch.as_tensor(0 if target is None else target, device=values.device)
     valid = not targets.is_floating_point() and targets.shape in ((), values.shape[:1])
     if not valid or targets.min() < 0 or targets.max() >= values.shape[1]:
@@ -270,7 +280,7 @@ def _size(name: str, given: float | None, share: float, x: Tensor) -> float:
     _check(x)
     size = share * x.detach().double().std(correction=0).item() if given is None else given
     if not 0 < size < math.inf:
-        remedy = f"give {name}=, because the inputs do not vary" if given is None else "make it a positive number"
+        remedy = f"pass {name}=, because the inputs are constant" if given is None else "pass a positive number"
         raise LeanBayesError(f"Perturbations cannot have {name}={size}: {remedy}.")
     return size
 

@@ -1,7 +1,7 @@
-"""The scores, one line each: how a batch adds to it, or what all examples together say.
+"""The metrics, one line each: what a batch adds to a sum, or a function of all examples.
 
-A new one is a line in the table of its kind of outcome, or is handed to `evaluate(..., metrics=[...])`. docs/metrics.md
-tells what each means.
+To add a metric, add a line to the table of its kind of outcome, or pass it to `evaluate(..., metrics=[...])`.
+docs/metrics.md explains each metric.
 """
 
 from collections.abc import Callable
@@ -12,42 +12,85 @@ import torch
 from torch import Tensor
 
 from leanbayes.errors import LeanBayesError
-from leanbayes.evaluation import calibration, selective
+from leanbayes.evaluation import calibration_error as calibration
+from leanbayes.evaluation import selective
 from leanbayes.evaluation.intervals import crps, interval_coverage, interval_width
 from leanbayes.evaluation.outcomes import BinaryOutcome, ClassOutcome, Outcome, RegressionOutcome
 
-LEVELS = tuple(round(0.05 * number, 2) for number in range(1, 20))  # of the intervals of a regression
+LEVELS = tuple(round(0.05 * number, 2) for number in range(1, 20))  # of the predicted intervals of a regression
 _TINY = torch.finfo(torch.float32).tiny
 
 
 @dataclass(frozen=True)
 class Metric:
-    """A score by its name."""
+    """Base class of `Sum` and `Whole`.
+
+    Attributes:
+        name: The key of the score in the result of `evaluate`.
+
+    Example:
+        >>> from leanbayes.evaluation import METRICS
+        >>> {metric.name for metrics in METRICS.values() for metric in metrics}
+    """
 
     name: str
 
 
 @dataclass(frozen=True)
 class Sum(Metric):
-    """A score made of sums, so that memory does not grow with the data.
+    """A metric computed from sums over batches, so that memory does not grow with the data.
 
-    of: what a batch adds, or None where the score does not apply. finish: the score of the total.
+    Attributes:
+        of: Function of an outcome that returns what a batch adds, or None if the metric does not apply.
+        finish: Function of the total that returns the score.
+        basic: Whether the metric is cheap enough to be computed during training.
+
+    Example:
+        >>> from leanbayes.evaluation import Sum, evaluate
+        >>> wrong = Sum("wrong", lambda outcome: (~outcome.right).sum(), float)
+        >>> evaluate(bnn, test_loader, metrics=[wrong])["wrong"]
     """
 
     of: Callable[[Any], Tensor | None]
     finish: Callable[[Tensor], float]
-    basic: bool = True  # cheap, and of use while a network trains
+    basic: bool = True
 
 
 @dataclass(frozen=True)
 class Whole(Metric):
-    """A score that needs all examples at once, such as one that sorts them; dense predictions have none of these."""
+    """A metric that needs all examples at once, for example to sort them. Dense predictions have none of these.
+
+    Attributes:
+        finish: Function of the outcome of all examples that returns the score.
+
+    Example:
+        >>> from leanbayes.evaluation import Whole, evaluate
+        >>> median = Whole("median_entropy", lambda outcome: outcome.entropy.median().item())
+        >>> evaluate(bnn, test_loader, metrics=[median])["median_entropy"]
+    """
 
     finish: Callable[[Any], float]
 
 
 def mean(name: str, of: Callable[[Any], Tensor | None]) -> Sum:
-    """Make a score that is the mean of a value of each example; nan where there is none."""
+    """Create a metric that is the mean of one value per example; nan if there are no values.
+
+    Args:
+        name: The key of the score.
+        of: Function of an outcome that returns one value per example, or None if the metric does not apply. It may
+            also select examples, such as `outcome.entropy[outcome.right]`.
+
+    Returns:
+        The metric, for `evaluate(..., metrics=[...])`.
+
+    Raises:
+        LeanBayesError: When it is evaluated, if `of` returns a scalar.
+
+    Example:
+        >>> from leanbayes.evaluation import evaluate, mean
+        >>> confidence = mean("confidence", lambda outcome: outcome.confidence)
+        >>> evaluate(bnn, test_loader, metrics=[confidence])["confidence"]
+    """
     return Sum(name, _sum_and_count(of), lambda sums: float(sums[0] / sums[1]))
 
 
@@ -57,21 +100,21 @@ def _sum_and_count(of: Callable[[Any], Tensor | None]) -> Callable[[Any], Tensor
         if values is None:
             return None
         if not values.dim():
-            raise LeanBayesError("A mean is taken over values of examples: return one for each, not their mean.")
+            raise LeanBayesError("A mean metric needs one value per example: return a tensor of them, not their mean.")
         return torch.stack([values.sum(dtype=torch.float64), values.new_tensor(values.numel(), dtype=torch.float64)])
 
     return total
 
 
 def _in_top_five(o: ClassOutcome) -> Tensor | None:
-    """Whether at most four others are as probable as the true class: a tie counts against it."""
+    """Whether at most four other classes are as probable as the true class; ties count against it."""
     if o.probs.shape[-1] <= 5:
         return None
     return (o.probs >= o.chosen[:, None]).sum(-1) <= 5
 
 
 def _confusion(o: ClassOutcome) -> Tensor | None:
-    """Count the pixels by (true class, answer)."""
+    """Count the pixels by (true class, predicted class)."""
     if not o.dense:
         return None
     classes = o.probs.shape[-1]
@@ -79,7 +122,7 @@ def _confusion(o: ClassOutcome) -> Tensor | None:
 
 
 def iou_by_class(confusion: Tensor) -> Tensor:
-    """Intersection over union of each class; nan for a class that is neither there nor predicted."""
+    """Return the intersection over union of each class; nan for a class that neither occurs nor is predicted."""
     both = confusion.diagonal()
     return both / (confusion.sum(0) + confusion.sum(1) - both)
 
@@ -93,7 +136,7 @@ def _class_bins(o: ClassOutcome) -> Tensor:
 
 
 def _wide(values: Tensor) -> Tensor:
-    """Bring half precisions to single: they have no number as small as _TINY, and few digits for squares."""
+    """Convert half precision to float32: it cannot represent _TINY, and has few digits for squares."""
     return values.to(torch.promote_types(values.dtype, torch.float32))
 
 
@@ -121,18 +164,18 @@ def _gaussian_nll(o: RegressionOutcome) -> Tensor:
 
 
 def _inside_intervals(o: RegressionOutcome) -> Tensor:
-    """Count the targets inside the interval of each of LEVELS, and all of them."""
+    """Count the targets inside the interval of each of LEVELS, and all targets."""
     inside = [interval_coverage(o.error, o.std, level).sum() for level in LEVELS]
     return torch.stack([*inside, inside[0].new_tensor(o.error.numel())])
 
 
 def interval_shares(sums: Tensor) -> Tensor:
-    """Share of the targets inside the interval of each of LEVELS."""
+    """Return the fraction of the targets inside the interval of each of LEVELS."""
     return sums[:-1] / sums[-1]
 
 
 def _interval_error(sums: Tensor) -> float:
-    """Mean |share inside - level| over LEVELS (as Kuleshov et al. 2018, arXiv:1807.00263, with absolute gaps)."""
+    """Return mean |share inside - level| over LEVELS (Kuleshov et al. 2018, arXiv:1807.00263, with absolute gaps)."""
     return float((interval_shares(sums) - torch.tensor(LEVELS, dtype=sums.dtype)).abs().mean())
 
 

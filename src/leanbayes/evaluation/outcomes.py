@@ -1,4 +1,4 @@
-"""What was predicted beside what was true, one row an example (or a labelled pixel): what metrics look at."""
+"""Outcomes: predictions together with the true values, one row per example or labeled pixel. Metrics take these."""
 
 import dataclasses
 from collections.abc import Sequence
@@ -10,22 +10,22 @@ import torch
 from torch import Tensor
 
 from leanbayes.errors import LeanBayesError
-from leanbayes.prediction import BinaryPrediction, ClassPrediction, Prediction, RegressionPrediction
+from leanbayes.likelihoods import BinaryPrediction, ClassPrediction, Prediction, RegressionPrediction
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """Base: a dataclass whose tensors have one row an example."""
+    """Base class: a dataclass of tensors with one row per example."""
 
     def __len__(self) -> int:
         return len(getattr(self, dataclasses.fields(self)[0].name))
 
     def to(self, device: str) -> Any:
-        """Move to a device."""
+        """Return a copy on a device."""
         return self._changed(lambda tensor: tensor.to(device))
 
     def rows(self, chosen: Tensor) -> Any:
-        """Take some rows, by their numbers."""
+        """Return some rows, by their indices."""
         return self._changed(lambda tensor: tensor[chosen])
 
     def _changed(self, function: Any) -> Any:
@@ -34,7 +34,7 @@ class Outcome:
 
 
 def joined(outcomes: Sequence[Any]) -> Any:
-    """Put the rows of several outcomes of one kind together."""
+    """Concatenate outcomes of one kind."""
     first = outcomes[0]
     values: dict[str, Any] = {}
     for field in dataclasses.fields(first):
@@ -45,7 +45,7 @@ def joined(outcomes: Sequence[Any]) -> Any:
 
 @dataclass(frozen=True)
 class ClassOutcome(Outcome):
-    """One of several classes: probabilities (rows, classes) and the true labels (rows,). dense: rows are pixels."""
+    """Outcome of a classification: probabilities (rows, classes) and true labels (rows,). dense: rows are pixels."""
 
     probs: Tensor
     labels: Tensor
@@ -59,28 +59,28 @@ class ClassOutcome(Outcome):
 
     @property
     def confidence(self) -> Tensor:
-        """Probability of the most probable class."""
+        """The probability of the predicted class."""
         return self._best.values
 
     @property
     def answer(self) -> Tensor:
-        """The most probable class."""
+        """The predicted class, which is the most probable one."""
         return self._best.indices
 
     @cached_property
     def right(self) -> Tensor:
-        """Whether that is the true one."""
+        """Whether the predicted class is the true one."""
         return self.answer == self.labels
 
     @cached_property
     def chosen(self) -> Tensor:
-        """Probability of the true class."""
+        """The probability of the true class."""
         return self.probs.gather(-1, self.labels[:, None])[:, 0]
 
 
 @dataclass(frozen=True)
 class BinaryOutcome(Outcome):
-    """Independent yes/no outputs (rows, ...): the probability of yes, and the truth, 0 or 1."""
+    """Outcome of independent binary outputs (rows, ...): the probability of 1, and the true value, 0 or 1."""
 
     probs: Tensor
     truth: Tensor
@@ -90,7 +90,7 @@ class BinaryOutcome(Outcome):
 
 @dataclass(frozen=True)
 class RegressionOutcome(Outcome):
-    """Real outputs (rows, ...): truth less mean, and the predicted spread, all in the unit of the report."""
+    """Outcome of a regression (rows, ...): target minus mean, and the predicted std, all in the unit of the scores."""
 
     error: Tensor
     std: Tensor
@@ -100,7 +100,7 @@ class RegressionOutcome(Outcome):
 def outcome_of(
     prediction: Prediction, y: Tensor, ignore_index: int = -100, target_scale: Sequence[float] = ()
 ) -> Outcome:
-    """Bring a prediction and its labels together, less what has no label."""
+    """Combine a prediction with its labels, without the rows that have no label."""
     if isinstance(prediction, ClassPrediction):
         return _of_classes(prediction, y, ignore_index)
     if isinstance(prediction, BinaryPrediction):
@@ -109,18 +109,20 @@ def outcome_of(
         return BinaryOutcome(p, y.to(p), prediction.entropy, prediction.mutual_information)
     if isinstance(prediction, RegressionPrediction):
         return _of_regression(prediction, y, target_scale)
-    raise LeanBayesError(f"There are no scores for a {type(prediction).__name__}: predict classes, yes/no or numbers.")
+    raise LeanBayesError(
+        f"A {type(prediction).__name__} cannot be scored: use a categorical, Bernoulli or Gaussian likelihood."
+    )
 
 
 def _of_classes(prediction: ClassPrediction, y: Tensor, ignore_index: int) -> ClassOutcome:
     probs = prediction.probs.movedim(prediction.class_dim, -1)
     _check_shape(probs[..., 0], y)
     whole = not (y.is_floating_point() or y.is_complex())
-    y = y.long() if whole else y  # a byte has no -100 that could be ignored
+    y = y.long() if whole else y  # uint8 cannot hold -100, the label to ignore
     counted = y != ignore_index
     p, labels = probs[counted], y[counted]
     if not whole or (len(labels) and (labels.min() < 0 or labels.max() >= p.shape[-1])):
-        raise LeanBayesError(f"Labels must be integers from 0 to {p.shape[-1] - 1}: mend them, or set ignore_index.")
+        raise LeanBayesError(f"Labels must be integers from 0 to {p.shape[-1] - 1}: fix them, or set ignore_index.")
     return ClassOutcome(
         p, labels, prediction.entropy[counted], prediction.mutual_information[counted], dense=y.dim() > 1
     )
@@ -132,7 +134,7 @@ def _of_regression(prediction: RegressionPrediction, y: Tensor, target_scale: Se
     targets = mean.shape[-1] if mean.dim() > 1 else 1
     if len(target_scale) not in (0, 1, targets):
         raise LeanBayesError(
-            f"target_scale has {len(target_scale)} numbers for {targets} targets: give one for each, or one for all."
+            f"target_scale has {len(target_scale)} numbers for {targets} targets: pass one per target, or one for all."
         )
     scale = torch.tensor(target_scale or (1.0,), dtype=torch.promote_types(mean.dtype, torch.float32), device=y.device)
     parts = (y - mean, prediction.std, prediction.epistemic_variance.sqrt())
@@ -142,6 +144,6 @@ def _of_regression(prediction: RegressionPrediction, y: Tensor, target_scale: Se
 def _check_shape(predicted: Tensor, y: Tensor) -> None:
     if predicted.shape != y.shape:
         raise LeanBayesError(
-            f"Labels of shape {tuple(y.shape)} do not fit predictions of shape {tuple(predicted.shape)}: reshape one "
+            f"Labels of shape {tuple(y.shape)} do not match predictions of shape {tuple(predicted.shape)}: reshape one "
             "of them (a missing last dimension is the usual cause)."
         )

@@ -1,31 +1,30 @@
-"""Global pruning: how the scores of any method change as its least important weights are set to zero.
+"""Global pruning: set the least important weights of a model to zero.
 
 Importance is |μ| ("magnitude") or |μ|/σ ("snr": Graves 2011, Blundell et al. 2015), ranked over all layers together.
-The weights are those of the posterior, less biases and norms; where a network keeps its own, those that would be
-Bayesian by default, of all members of an ensemble together.
+The candidates are the weights of the posterior without biases and norms. If the posterior is empty, they are the
+weights that would be Bayesian by default, ranked over all members of an ensemble together.
 """
 
 import copy
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator
 from typing import Any, NoReturn
 
 import torch
 from torch import Tensor, nn
 
-from leanbayes.bayesian import BayesianModel
-from leanbayes.errors import LeanBayesError, UnsupportedOperation, did_you_mean
-from leanbayes.evaluation.scores import evaluate
-from leanbayes.figures import Figure, Series
-from leanbayes.layout import Slot, choose
-from leanbayes.network import places
+from leanbayes.core.layout import Slot, choose
+from leanbayes.core.names import suggestion
+from leanbayes.core.network import places
+from leanbayes.core.ranking import part_of
+from leanbayes.errors import LeanBayesError, UnsupportedOperation
+from leanbayes.model.bayesian import BayesianModel
 from leanbayes.posteriors import Posterior
-from leanbayes.ranking import part_of
 
-SHARES = (0.0, 0.5, 0.75, 0.9, 0.95, 0.98, 0.99)
+SHARES = (0.0, 0.5, 0.75, 0.9, 0.95, 0.98, 0.99)  # of the weights, for a pruning curve
 
 
 class Pruned(Posterior):
-    """Any posterior with some weights set to zero; it predicts by every rule, and is neither trained nor saved."""
+    """A posterior with some weights set to zero. It predicts with every rule, but cannot be trained or saved."""
 
     dropped: Tensor
 
@@ -43,27 +42,29 @@ class Pruned(Posterior):
         return self._kept(self.inner.variance())
 
     def sample(self, key: Tensor) -> Tensor:
-        """Return the draw of the whole posterior, 0 where pruned."""
+        """Return a sample of the original posterior, 0 where pruned."""
         return self._kept(self.inner.sample(key))
 
     def perturbation(self, key: Tensor) -> Tensor:
-        """Return the perturbation of the whole posterior, 0 where pruned."""
+        """Return the perturbation of the original posterior, 0 where pruned."""
         return self._kept(self.inner.perturbation(key))
 
     def kl(self, key: Tensor) -> Tensor:
-        """Refuse: a weight that is surely zero has no finite KL."""
-        raise UnsupportedOperation("A pruned model has no KL: train the model that it was pruned from.")
+        """Raise an error: the KL of a weight that is always zero is infinite."""
+        raise UnsupportedOperation("A pruned model has no KL: train the model it was pruned from.")
 
     def scale_parameters(self) -> Iterator[nn.Parameter]:
-        """Yield those of the whole posterior."""
+        """Yield the scale parameters of the original posterior."""
         return self.inner.scale_parameters()
 
     def _kept(self, flat: Tensor) -> Tensor:
         return flat.masked_fill(self.dropped, 0.0)
 
     def _save_to_state_dict(self, *args: Any) -> NoReturn:
-        # lb.load would build the method's own posterior, which this does not fit.
-        raise UnsupportedOperation("A pruned model cannot be saved: save the one it was pruned from, and prune again.")
+        # lb.load would build the posterior of the method, whose state differs from this one.
+        raise UnsupportedOperation(
+            "A pruned model cannot be saved: save the model it was pruned from, and prune it after loading."
+        )
 
 
 def _magnitude(mean: Tensor, variance: Tensor) -> Tensor:
@@ -72,8 +73,8 @@ def _magnitude(mean: Tensor, variance: Tensor) -> Tensor:
 
 def _snr(mean: Tensor, variance: Tensor) -> Tensor:
     if not variance.any():
-        raise LeanBayesError('The weights have no spread to rank by: prune by="magnitude".')
-    # A weight that is surely zero matters least, and another one without spread matters most.
+        raise LeanBayesError('The weights have no std to rank by: use by="magnitude".')
+    # A weight that is always zero matters least; any other weight without a std matters most.
     return torch.where(mean == 0, mean, mean.abs() / variance.sqrt())
 
 
@@ -82,21 +83,35 @@ CRITERIA: dict[str, Callable[[Tensor, Tensor], Tensor]] = {"magnitude": _magnitu
 
 @torch.no_grad()
 def prune(bnn: BayesianModel, share: float, by: str = "magnitude") -> BayesianModel:
-    """Return a copy of the model in which the ⌊share·n⌋ least important of its n weights are zero in every draw.
+    """Return a copy of a model in which the ⌊share·n⌋ least important of its n weights are zero in every sample.
 
-    Among equal weights those that come first in the layout go first.
+    Of weights with equal importance, those that come first in the layout are pruned first.
+
+    Args:
+        bnn: The model. It is not changed.
+        share: Fraction of the weights to prune, from 0 to 1.
+        by: Importance of a weight: "magnitude" for |μ|, or "snr" for |μ|/σ.
+
+    Raises:
+        LeanBayesError: If share or by is invalid, or if the model has no weights to rank by this criterion.
+
+    Example:
+        >>> from leanbayes.evaluation.pruning import prune
+        >>> lb.evaluate(prune(bnn, 0.9), test_loader)["accuracy"]
     """
     if by not in CRITERIA:
-        hint = did_you_mean(by, CRITERIA, f"there are {', '.join(CRITERIA)}.")
-        raise LeanBayesError(f"There is no criterion {by!r}: {hint}")
+        hint = suggestion(by, CRITERIA, f"choose {' or '.join(CRITERIA)}.")
+        raise LeanBayesError(f"There is no pruning criterion {by!r}: {hint}")
     if not 0 <= share <= 1:
-        raise LeanBayesError(f"share={share} must lie between 0 and 1.")
+        raise LeanBayesError(f"share={share} must be a fraction from 0 to 1.")
     pruned = copy.deepcopy(bnn)
     posterior = pruned.posterior
     if len(pruned.layout):
         weights = torch.tensor([_is_weight(pruned.network, slot) for slot in pruned.layout], device=bnn.device)
         if not weights.any():
-            raise LeanBayesError("Only biases and norms are Bayesian, and are not pruned: choose weights with select=.")
+            raise LeanBayesError(
+                "Only biases and norms are Bayesian, and these are not pruned: choose weights with select=."
+            )
         dropped = _least(posterior.mean(), posterior.variance(), pruned.layout.expand(weights), share, by)
         pruned.posterior = Pruned(posterior, dropped).train(posterior.training)
         return pruned
@@ -117,50 +132,8 @@ def _is_weight(network: nn.Module, slot: Slot) -> bool:
 
 
 def _least(mean: Tensor, variance: Tensor, weights: Tensor, share: float, by: str) -> Tensor:
-    """Mark the least important of the weights."""
+    """Mark the least important of the candidate weights."""
     found = weights.nonzero()[:, 0]
     order = CRITERIA[by](mean[found], variance[found]).argsort(stable=True)
     dropped = order[: int(part_of(share, len(found)))]
     return torch.zeros_like(weights).index_fill_(0, found[dropped], True)
-
-
-def pruning_curve(
-    bnn: BayesianModel,
-    batches: Callable[[], Iterable[tuple[Any, Tensor]]],
-    shares: Sequence[float] = SHARES,
-    *,
-    by: str = "magnitude",
-    samples: int | None = None,
-    rule: str | None = None,
-    seed: int = 0,
-) -> list[dict[str, float]]:
-    """Score the model at each share of pruned weights: a dict of `share` and what `evaluate` gives.
-
-    batches: a function that gives the test batches (x, y) anew; every share reads them once, with the same draws.
-    """
-    if not callable(batches):
-        raise LeanBayesError("batches must be a function that gives them anew for each share: pass lambda: batches.")
-    return [
-        {"share": float(share)} | evaluate(prune(bnn, share, by), batches(), samples=samples, rule=rule, seed=seed)
-        for share in shares
-    ]
-
-
-def pruning_figure(curves: Mapping[str, Sequence[Mapping[str, float]]], score: str | None = None) -> Figure:
-    """Draw a score over the share of pruned weights, one line a named curve; by default accuracy, else rmse."""
-    if score is None:
-        score = "accuracy" if all("accuracy" in point for curve in curves.values() for point in curve) else "rmse"
-    return Figure(
-        key="pruning",
-        title="Pruning",
-        kind="lines",
-        x="weights set to zero",
-        y=score,
-        caption="The least important weights of all layers are set to zero, without training again. A line that stays "
-        "flat for long belongs to a model that needs few of its weights.",
-        series=tuple(
-            Series(name, tuple(point["share"] for point in curve), tuple(point[score] for point in curve))
-            for name, curve in curves.items()
-        ),
-        percent="x" if score == "rmse" else "xy",
-    )

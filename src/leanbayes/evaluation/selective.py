@@ -1,6 +1,6 @@
-"""Selective prediction: how the risk falls when the most uncertain examples are not answered.
+"""Selective prediction: how the risk falls when the model abstains on its most uncertain examples.
 
-Examples of equal uncertainty cannot be told apart: they are answered together, so no result depends on their order.
+Examples of equal uncertainty are accepted or rejected together, so no result depends on their order.
 """
 
 import torch
@@ -10,10 +10,10 @@ from leanbayes.errors import LeanBayesError
 
 
 def risk_coverage(uncertainty: Tensor, loss: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the share of examples answered, and their mean loss, for each threshold on the uncertainty.
+    """Return the coverage (share of accepted examples) and the risk (their mean loss) for each threshold.
 
-    uncertainty (n,) and loss (n,) give two tensors (k,) in float64, k the number of different uncertainties, from the
-    most certain examples to all of them.
+    uncertainty (n,) and loss (n,) give two tensors (k,) in float64, where k is the number of distinct uncertainties,
+    from only the most certain examples to all of them.
     """
     counts, losses = _blocks(uncertainty, loss)
     answered = counts.cumsum(0)
@@ -21,9 +21,9 @@ def risk_coverage(uncertainty: Tensor, loss: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def area_under_risk_coverage(uncertainty: Tensor, loss: Tensor) -> float:
-    """Mean of the risk of answering 1, 2, ... n examples: AURC (Geifman et al. 2019, arXiv:1805.08206).
+    """Return the mean of the risk over 1, 2, ... n accepted examples: AURC (Geifman et al. 2019, arXiv:1805.08206).
 
-    Within equal uncertainties it is the expectation over a random order: each example has their mean loss.
+    For equal uncertainties this is the expectation over a random order: each example has their mean loss.
     """
     counts, losses = _blocks(uncertainty, loss)
     expected = (losses / counts).repeat_interleave(counts)
@@ -32,29 +32,27 @@ def area_under_risk_coverage(uncertainty: Tensor, loss: Tensor) -> float:
 
 
 def excess_aurc(uncertainty: Tensor, loss: Tensor) -> float:
-    """AURC less that of the perfect order, which answers by ascending loss: E-AURC (Geifman et al. 2019)."""
+    """Return the AURC minus that of the perfect order, by ascending loss: E-AURC (Geifman et al. 2019)."""
     excess = area_under_risk_coverage(uncertainty, loss) - area_under_risk_coverage(loss, loss)
-    return max(excess, 0.0)  # no order is better than the perfect one, but for rounding
+    return max(excess, 0.0)  # negative only by rounding
 
 
 def coverage_at_risk(uncertainty: Tensor, loss: Tensor, risk: float) -> float:
-    """Largest coverage that a threshold on the uncertainty gives with a mean loss of at most `risk`; 0 if none does."""
+    """Return the largest coverage with a mean loss of at most `risk`; 0 if there is none."""
     coverage, risks = risk_coverage(uncertainty, loss)
     allowed = coverage[risks <= risk]
     return float(allowed[-1]) if len(allowed) else 0.0
 
 
 def _blocks(uncertainty: Tensor, loss: Tensor) -> tuple[Tensor, Tensor]:
-    """How many examples each uncertainty has, in ascending order, and the sum of their losses."""
+    """Return the number of examples of each distinct uncertainty, in ascending order, and the sum of their losses."""
     if uncertainty.shape != loss.shape or not loss.numel():
         raise LeanBayesError(
-            f"Uncertainties of shape {tuple(uncertainty.shape)} and losses of shape {tuple(loss.shape)} must be one "
-            "each for at least one example: reshape them."
+            f"Uncertainties of shape {tuple(uncertainty.shape)} and losses of shape {tuple(loss.shape)} must have "
+            "one value per example, and at least one example: reshape them."
         )
     uncertainty, loss = uncertainty.detach().double().flatten(), loss.detach().double().flatten()
     if uncertainty.isnan().any() or not loss.isfinite().all():
-        raise LeanBayesError(
-            "Uncertainties must not be NaN, and losses must be finite: mend or leave out such examples."
-        )
+        raise LeanBayesError("Uncertainties must not be NaN, and losses must be finite: fix or remove such examples.")
     values, places, counts = uncertainty.unique(return_inverse=True, return_counts=True)
     return counts, torch.zeros_like(values).index_add_(0, places, loss)

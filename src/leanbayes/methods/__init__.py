@@ -1,15 +1,16 @@
-"""The recipes: one file each, its settings and the little that it adds to a plain training loop."""
+"""Methods: one file or folder per paper, with its settings and what it adds to a plain training loop."""
 
-from leanbayes.methods.deterministic import Deterministic
-from leanbayes.methods.ensemble import Ensemble
-from leanbayes.methods.mc_dropout import MCDropout
+from leanbayes.methods.baselines.deterministic import Deterministic
+from leanbayes.methods.baselines.ensemble import Ensemble
+from leanbayes.methods.baselines.mc_dropout import MCDropout
+from leanbayes.methods.baselines.rigl import RigL
 from leanbayes.methods.mean_field import MeanField
-from leanbayes.methods.pbn import PBN
-from leanbayes.methods.registry import METHODS, describe_method, get_method, parse_method
-from leanbayes.methods.rigl import RigL
-from leanbayes.methods.ssvi import SSVI
+from leanbayes.methods.pbn.pbn import PBN
+from leanbayes.methods.registry import describe_method, get_method, parse_method
+from leanbayes.methods.ssvi.ssvi import SSVI
 from leanbayes.methods.vdp import VDP
-from leanbayes.methods.weight_sharing import WeightSharing
+from leanbayes.methods.weight_sharing.weight_sharing import WeightSharing
+from leanbayes.model.method import METHODS
 
 __all__ = [
     "METHODS",

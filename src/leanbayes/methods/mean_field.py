@@ -1,57 +1,47 @@
 """Mean-field variational inference: Bayes by Backprop (Blundell et al. 2015) on any network."""
 
-import math
 from dataclasses import dataclass, field
 
-import torch
 from torch import Tensor
 
-from leanbayes.config import configurable
-from leanbayes.errors import LeanBayesError
-from leanbayes.layout import Layout
-from leanbayes.method import Method
+from leanbayes.core.layout import Layout
+from leanbayes.methods.gaussian_settings import EngineName, check_gaussian_settings, initial_posterior
+from leanbayes.model.method import Method, register_method
 from leanbayes.posteriors import MeanFieldPosterior
-from leanbayes.priors import Normal, Prior, layer_stds
-from leanbayes.rules import get_rule
-
-_SMALLEST_STD = 1e-8  # stands for the 0 of a point weight, which softplus cannot give
+from leanbayes.priors import Normal, Prior
 
 
-@configurable
+@register_method("mean-field")
 @dataclass(frozen=True)
 class MeanField(Method):
-    """Mean-field variational inference: each weight has a mean and a spread of its own, w ~ N(μ, σ²).
+    """Mean-field variational inference: each weight has its own mean and std, w ~ N(μ, σ²).
+
+    Paper: Blundell et al. (2015), "Weight Uncertainty in Neural Networks" (Bayes by Backprop).
 
     Attributes:
-        prior: what the weights are believed to be before any data are seen: `Normal` or `ScaleMixture`.
-        init_std: the first σ.
-        relative: take init_std as a share of the std of each layer's weights, not as σ itself.
-        rule: how it is trained and predicts: sample, flipout, local, moments or mean.
-        samples: draws of a prediction.
+        prior: the prior over the weights: `Normal` or `ScaleMixture`.
+        init_std: the initial σ.
+        relative: whether init_std is a fraction of the std of each layer's weights rather than σ itself.
+        engine: how means and stds are trained. backprop takes gradients of the ELBO, with any optimizer. ivon is the
+            natural-gradient update of `lb.IVON`, which sets the initial σ itself.
+        rule: how the model is trained and predicts: sample, flipout, local, moments or mean.
+        samples: number of Monte Carlo samples of a prediction.
+
+    Example:
+        >>> bnn = lb.bayesianize(network, lb.MeanField(prior=lb.Normal(0.1)))
+        >>> loss = lb.elbo_loss(bnn, x, y, num_data=len(train_set))
     """
 
-    prior: Prior = field(default_factory=Normal)
+    prior: Prior = field(default_factory=lambda: Normal("auto"))
     init_std: float = 0.05
     relative: bool = True
+    engine: EngineName = field(default="backprop", metadata={"former_default": "backprop"})
     rule: str = "sample"
     samples: int = 30
 
     def __post_init__(self) -> None:
-        if not (math.isfinite(self.init_std) and self.init_std > 0):
-            raise LeanBayesError(f"init_std={self.init_std} must be a positive number.")
-        if self.samples < 1:
-            raise LeanBayesError(f"samples={self.samples} must be at least 1.")
-        if isinstance(self.prior, type) or not hasattr(self.prior, "bind"):
-            raise LeanBayesError("prior must be an instance such as lb.Normal(0.1).")
-        get_rule(self.rule)
+        check_gaussian_settings(self.prior, self.init_std, self.rule, self.samples, self.engine)
 
     def posterior(self, layout: Layout, mean: Tensor, variance: Tensor | None) -> MeanFieldPosterior:
-        """Put μ on the given weights, and σ on an earlier one where there is one."""
-        if self.relative:
-            stds = [self.init_std * std for std in layer_stds(layout, mean)]
-            std = layout.expand(torch.tensor(stds, dtype=mean.dtype, device=mean.device))
-        else:
-            std = torch.full_like(mean, self.init_std)
-        if variance is not None:
-            std = torch.where(variance.isnan(), std, variance.sqrt().clamp_min(_SMALLEST_STD))
-        return MeanFieldPosterior(layout, mean, std, self.prior.bind(layout, mean))
+        """Set μ to the given weights, and σ to the earlier one if there is one."""
+        return initial_posterior(layout, mean, variance, self.prior, self.init_std, self.relative)

@@ -5,13 +5,13 @@ from typing import Literal, Self
 
 from torch import Tensor
 
-from leanbayes.config import check_choices, configurable
+from leanbayes.core.config import check_choices, renamed
+from leanbayes.core.layout import Layout
 from leanbayes.errors import LeanBayesError
-from leanbayes.expectations import LOGIT_DRAWS
-from leanbayes.layout import Layout
 from leanbayes.likelihoods import Likelihood, NegativeLogLikelihood
-from leanbayes.method import Method
-from leanbayes.methods.mean_field import MeanField
+from leanbayes.likelihoods.expectations import LOGIT_SAMPLES
+from leanbayes.methods.gaussian_settings import check_gaussian_settings, initial_posterior
+from leanbayes.model.method import Method, register_method
 from leanbayes.posteriors import Posterior, RowPosterior
 from leanbayes.priors import Normal, Prior
 from leanbayes.rules import MomentPropagation, Moments, Rule
@@ -20,24 +20,38 @@ Objective = Literal["expected_cross_entropy", "gaussian", "cross_entropy"]
 Variance = Literal["weight", "row"]
 
 
-@configurable
+@register_method("vdp")
 @dataclass(frozen=True)
 class VDP(Method):
-    """Variational density propagation (VDP++): mean and variance of the outputs in one pass, without draws.
+    """Variational density propagation (VDP++): mean and variance of the outputs in one pass, without sampling.
+
+    Paper: "Efficient Scaling of Bayesian Neural Networks", which extends Dera et al. (2019).
+    The settings of the paper are `VDP.paper()`.
+
+    In training, BatchNorm divides by the expected variance of the batch, the noise of the activations included. So its
+    outputs have a mean square of at most 1, as in every sample, and training is stable even with two examples per batch
+    and a feature map of one pixel, where the variance of the means can be nearly 0. With activations=taylor the
+    means are those of the plain network, unless a channel has only two values in a batch: there its gradients are
+    unbounded.
 
     Attributes:
-        prior: what the weights are believed to be before any data are seen: `Normal` or `ScaleMixture`.
-        init_std: the first σ.
-        relative: take init_std as a share of the std of each layer's weights, not as σ itself.
-        objective: what is minimised: expected_cross_entropy (of any likelihood, under the moments of the outputs),
-            gaussian (the labels under a Gaussian with the moments of the prediction), or cross_entropy of the means,
-            from which σ learns only as far as the means depend on it, and with activations=taylor nothing.
-        variance: one σ for each weight, or for each row of a weight matrix.
-        correlation: common keeps the noise that all positions of a convolution share; none forgets it.
-        activations: exact takes a Gaussian through an activation function, taylor only its slope at the mean.
-        logit_draws: draws of the logits, not of the network, for the expected cross-entropy of a training step.
-        rule: how it is trained and predicts: moments, or covariance for small networks.
-        samples: draws of a prediction where it is made with a rule that draws.
+        prior: the prior over the weights: `Normal` or `ScaleMixture`.
+        init_std: the initial σ.
+        relative: whether init_std is a fraction of the std of each layer's weights rather than σ itself.
+        objective: the loss. expected_cross_entropy is the expected negative log-likelihood under the moments of the
+            outputs, for any likelihood. gaussian scores the labels under a Gaussian with the moments of the prediction.
+            cross_entropy scores only the means, so that σ learns only as far as the means depend on it, and not at all
+            with activations=taylor.
+        variance: one σ per weight, or per row of a weight matrix.
+        correlation: common propagates the noise that all positions of a convolution share; none ignores it.
+        activations: exact propagates a Gaussian through an activation function; taylor uses only its slope at the mean.
+        logit_samples: number of samples of the logits (not of the network) for the expected cross-entropy of a step.
+        rule: how the model is trained and predicts: moments, or covariance for small networks.
+        samples: number of Monte Carlo samples of a prediction, for rules that sample.
+
+    Example:
+        >>> bnn = lb.fit(network, lb.VDP(), train_set, epochs=30, temperature=0.01)
+        >>> prediction = bnn.predict(x)  # one pass
     """
 
     prior: Prior = field(default_factory=Normal)
@@ -47,40 +61,37 @@ class VDP(Method):
     variance: Variance = "weight"
     correlation: Literal["common", "none"] = "common"
     activations: Literal["exact", "taylor"] = "exact"
-    logit_draws: int = LOGIT_DRAWS
+    logit_samples: int = renamed(LOGIT_SAMPLES, "logit_draws")
     rule: str = "moments"
     samples: int = 30
 
     def __post_init__(self) -> None:
         check_choices(self, objective=Objective, variance=Variance)
-        if self.logit_draws < 1:
-            raise LeanBayesError(f"logit_draws={self.logit_draws} must be at least 1.")
-        MomentPropagation(self.correlation, self.activations)
-        self._mean_field()
+        if self.logit_samples < 1:
+            raise LeanBayesError(f"logit_samples={self.logit_samples} must be at least 1.")
+        MomentPropagation(self.correlation, self.activations)  # raises an error for invalid settings
+        check_gaussian_settings(self.prior, self.init_std, self.rule, self.samples)
 
     @classmethod
     def paper(cls) -> Self:
         """Return the settings of the paper: rows, equation 11, slopes, no correlations, and a prior N(0, 1)."""
         return cls(Normal(1.0), objective="gaussian", variance="row", correlation="none", activations="taylor")
 
-    def _mean_field(self) -> MeanField:
-        return MeanField(self.prior, self.init_std, self.relative, self.rule, self.samples)
-
     def posterior(self, layout: Layout, mean: Tensor, variance: Tensor | None) -> Posterior:
-        """Put μ on the given weights, and σ on an earlier one where there is one."""
-        posterior = self._mean_field().posterior(layout, mean, variance)
+        """Set μ to the given weights, and σ to the earlier one if there is one."""
+        posterior = initial_posterior(layout, mean, variance, self.prior, self.init_std, self.relative)
         if self.variance == "weight":
             return posterior
         return RowPosterior(layout, mean, posterior.std().detach(), posterior.prior)
 
     def make_rule(self, name: str | Rule) -> Rule:
-        """Return the rule of that name, `moments` with the settings of this method."""
+        """Return the rule of that name; `moments` has the settings of this method."""
         return MomentPropagation(self.correlation, self.activations) if name == "moments" else super().make_rule(name)
 
     def expected_nll(self, likelihood: Likelihood, output: Moments, y: Tensor, key: Tensor) -> NegativeLogLikelihood:
-        """Score outputs by the objective."""
+        """Return the loss of outputs under the objective."""
         if self.objective == "cross_entropy":
             return likelihood.nll(output.loc, y)
         if self.objective == "gaussian":
             return likelihood.gaussian_nll(output, y)
-        return likelihood.expected_nll(output, y, key, self.logit_draws)
+        return likelihood.expected_nll(output, y, key, self.logit_samples)

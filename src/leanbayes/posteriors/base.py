@@ -1,45 +1,91 @@
-"""What every posterior offers; a new one is a subclass in a file of its own."""
+"""The base class of posteriors. A new posterior is a subclass in its own file."""
 
 import contextlib
 from collections.abc import Iterator, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
-from leanbayes import noise
-from leanbayes.layout import Layout
+from leanbayes.core import noise
+from leanbayes.core.gaussian import NormalTerms
+from leanbayes.core.layout import Layout
+
+
+class DiagonalGaussian(NamedTuple):
+    """Independent weights w ~ N(μ, softplus(ρ)²) with a Gaussian prior, as the parameters that store them.
+
+    Attributes:
+        mean: μ of each stored weight.
+        rho: ρ of each Bayesian weight.
+        prior: The prior of each Bayesian weight.
+        places: The places of the Bayesian weights in `mean`. None if all are Bayesian.
+    """
+
+    mean: nn.Parameter
+    rho: nn.Parameter
+    prior: NormalTerms
+    places: Tensor | None = None
 
 
 class Posterior(nn.Module):
-    """A distribution q(w) over the flat vector of a layout's weights.
+    """A distribution q(w) over the flat vector of all weights of a layout.
 
-    A subclass stores what it needs and gives `mean`, `variance`, `sample` and `kl`; the rules need nothing else.
-    All tensors have `layout.numel` entries, and all noise comes from the key.
+    A subclass stores what it needs and implements `mean`, `variance`, `sample` and `kl`; rules need nothing else. All
+    tensors have `layout.numel` entries, and all noise is a function of the key. Override `sample_and_kl`,
+    `variance_and_kl` and `perturbation_and_kl` if one pass over the weights can compute both.
+
+    Args:
+        layout: The place of each parameter in the flat vector.
+
+    Attributes:
+        factorized: Whether the weights are independent, so that `variance` describes their noise completely. Rules that
+            read variances only refuse other posteriors.
+        sizes_vary: Whether its tensors can have other lengths in a file than in a new posterior.
+        kl_is_mean: Whether `kl` is already a mean over weights, which `lb.elbo_loss` does not divide by `num_data`.
+
+    Example:
+        >>> class PointMass(lb.Posterior):
+        ...     def __init__(self, layout, mean):
+        ...         super().__init__(layout)
+        ...         self.mu = torch.nn.Parameter(mean)
+        ...
+        ...     def mean(self):
+        ...         return self.mu
+        ...
+        ...     def variance(self):
+        ...         return torch.zeros_like(self.mu)
+        ...
+        ...     def sample(self, key):
+        ...         return self.mu
+        ...
+        ...     def kl(self, key):
+        ...         return torch.zeros((), device=key.device)
     """
 
-    sizes_vary: bool = False  # whether its tensors may have other lengths in a file than a new one has
-    kl_is_mean: bool = False  # whether `kl` is a mean, which stands beside the mean loss as it is
-    _steady_std: Tensor | None = None  # what draws share, while it is steady
+    factorized: bool = True
+    sizes_vary: bool = False
+    kl_is_mean: bool = False
+    _steady_std: Tensor | None = None  # σ that samples share inside `steady`
 
     def __init__(self, layout: Layout) -> None:
         super().__init__()
         self.layout = layout
 
     def mean(self) -> Tensor:
-        """E[w]."""
+        """Return E[w]."""
         raise NotImplementedError  # abstract
 
     def variance(self) -> Tensor:
-        """Var[w], elementwise."""
+        """Return Var[w], elementwise."""
         raise NotImplementedError  # abstract
 
     def sample(self, key: Tensor) -> Tensor:
-        """One draw of all weights, differentiable in the parameters of q."""
+        """Return one sample of all weights, differentiable in the parameters of q."""
         raise NotImplementedError  # abstract
 
     def draw(self, key: Tensor) -> Sequence[Any]:
-        """One draw as a value for each slot; a subclass may give some that layers multiply by faster than tensors."""
+        """Return one sample as a value per slot: a tensor, or an object that layers multiply by faster."""
         if self._steady_std is None:
             return self.layout.split(self.sample(key))
         mean = self.mean()
@@ -48,67 +94,83 @@ class Posterior(nn.Module):
 
     @contextlib.contextmanager
     def steady(self) -> Iterator[None]:
-        """Promise draws that no parameter changes inside the block, and that no gradient is asked for."""
-        before, self._steady_std = self._steady_std, self.std_of_draws()
+        """Promise that inside the block no parameter changes and no gradient is needed, so that samples can share σ."""
+        before, self._steady_std = self._steady_std, self.reusable_std()
         try:
             yield
         finally:
             self._steady_std = before
 
-    def std_of_draws(self) -> Tensor | None:
-        """Return σ of all weights if that saves time, and a draw is E[w] + σ·ε(key) to the last bit; else None."""
+    def reusable_std(self) -> Tensor | None:
+        """Return σ of all weights if sharing it saves time and μ + σ·ε(key) is `sample(key)` bit for bit, else None."""
         return None
 
-    def centre(self) -> Sequence[Any]:
-        """The mean as a value for each slot, as `draw` gives them."""
+    def center(self) -> Sequence[Any]:
+        """Return the mean as a value per slot, of the same kinds as in `draw`."""
         return self.layout.split(self.mean())
 
     def random_slots(self) -> Sequence[bool]:
-        """Whether each slot has any variance; rules hand the others to the network as plain tensors."""
+        """Return for each slot whether it has any variance. Rules pass the other slots as plain tensors."""
         return [True] * len(self.layout)
 
     @property
     def random_weights(self) -> int:
-        """How many weights are Bayesian."""
+        """The number of Bayesian weights."""
         return self.layout.numel
 
     def kl(self, key: Tensor) -> Tensor:
-        """KL(q ‖ prior), summed over the weights; the key is used where it has to be sampled."""
+        """Return KL(q ‖ prior), summed over the weights. The key is used if there is no closed form."""
         raise NotImplementedError  # abstract
 
     @property
     def kl_kind(self) -> str:
-        """Whether `kl` is "exact" (a closed form) or "monte-carlo" (from one draw)."""
+        """Whether `kl` is "exact" (a closed form) or "monte-carlo" (from one sample)."""
         return "exact"
 
     def sample_and_kl(self, key: Tensor) -> tuple[Tensor, Tensor]:
-        """A draw and the KL; a subclass may do both in one pass."""
+        """Return a sample and the KL."""
         return self.sample(key), self.kl(key)
 
     def variance_and_kl(self, key: Tensor) -> tuple[Tensor, Tensor]:
-        """The variance and the KL; a subclass may do both in one pass."""
+        """Return the variance and the KL."""
         return self.variance(), self.kl(key)
 
     def perturbation(self, key: Tensor) -> Tensor:
-        """A draw less the mean, for flipout; the noise is symmetric around 0."""
+        """Return a sample minus the mean, for flipout. It is symmetric around 0."""
         return self.sample(key) - self.mean()
 
     def perturbation_and_kl(self, key: Tensor) -> tuple[Tensor, Tensor]:
-        """A perturbation and the KL; a subclass may do both in one pass."""
+        """Return a perturbation and the KL."""
         return self.perturbation(key), self.kl(key)
 
     def scale_parameters(self) -> Iterator[nn.Parameter]:
-        """The parameters that hold spreads rather than means: they want an adaptive optimiser."""
+        """Yield the parameters of the stds, which need an adaptive optimizer."""
         return iter(())
 
+    def diagonal_gaussian(self) -> DiagonalGaussian | None:
+        """Return the parameters of independent Gaussian weights with a Gaussian prior, or None if it has no such."""
+        return None
+
     def to_file(self, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
-        """Return what a file holds of its state; a subclass may write some tensors in fewer bytes."""
+        """Return the state as a file stores it. A subclass can store some tensors in fewer bytes."""
         return tensors
 
     def from_file(self, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
-        """Undo `to_file`; raises ValueError for what it could not have written."""
+        """Invert `to_file`.
+
+        Raises:
+            ValueError: If `to_file` cannot have written these tensors.
+        """
         return tensors
 
     def size(self) -> int:
-        """How many numbers are stored: parameters and buffers."""
+        """Return how many numbers are stored, in parameters and buffers."""
         return sum(t.numel() for t in [*self.parameters(), *self.buffers()])
+
+    def extra_repr(self) -> str:
+        """Return the numbers of weights and of Bayesian weights. A subclass adds what it stores."""
+        total, random = self.layout.numel, self.random_weights
+        return f"{total:,} weights, {'all' if random == total else f'{random:,}'} Bayesian"
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self.extra_repr()})"

@@ -1,7 +1,7 @@
-"""A partial posterior: every weight has a mean, and only those at some positions of the flat vector have a spread.
+"""The partial posterior of PBN: every weight has a mean, and only the weights at chosen positions have a std.
 
-The others are points, the same in every draw. Spreads, and what an optimiser knows of them, are as many as there are
-Bayesian weights: (1 + rate)·θ numbers in all (PBN).
+The other weights are deterministic. Stds, and their optimizer state, exist for the Bayesian weights only: (1 + rate)·θ
+numbers in total.
 """
 
 from collections.abc import Iterator, Sequence
@@ -11,18 +11,27 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from leanbayes import gaussian
+from leanbayes.core import gaussian
+from leanbayes.core.layout import Layout
 from leanbayes.errors import LeanBayesError
-from leanbayes.layout import Layout
-from leanbayes.posteriors.base import Posterior
+from leanbayes.posteriors import positions
+from leanbayes.posteriors.base import DiagonalGaussian, Posterior
 from leanbayes.priors import BoundPrior
-from leanbayes.sparsity import positions
 
 KLSum = Literal["sum", "mean"]
 
 
 class PartialPosterior(Posterior):
-    """w_i ~ N(μ_i, softplus(ρ_i)²) at the chosen positions, and w_i = μ_i elsewhere; the KL is that of the former."""
+    """w_i ~ N(μ_i, softplus(ρ_i)²) at the chosen positions, and w_i = μ_i elsewhere. The KL is that of the former.
+
+    Args:
+        layout: The place of each parameter in the flat vector.
+        mean: Mean of each weight.
+        std: Std that each weight gets if it is chosen.
+        prior: The prior of the weights.
+        index: The chosen positions in increasing order. None to call `choose` later; until then only `mean` works.
+        kl: "sum", or "mean" to divide the KL by the number of Bayesian weights of each slot, as the authors of PBN do.
+    """
 
     index: Tensor
     sizes_vary = True
@@ -36,11 +45,6 @@ class PartialPosterior(Posterior):
         index: Tensor | None = None,
         kl: KLSum = "sum",
     ) -> None:
-        """Take means and stds of all weights; index: the chosen positions in increasing order, None to `choose` later.
-
-        Until then there is a mean, and nothing else. kl: "mean" divides it by the number of Bayesian weights of each
-        slot, as the authors of PBN do, in place of a plain sum.
-        """
         super().__init__(layout)
         self.kl_is_mean = kl == "mean"
         self.mu = nn.Parameter(mean)
@@ -56,40 +60,40 @@ class PartialPosterior(Posterior):
 
     @property
     def is_chosen(self) -> bool:
-        """Whether it is known which weights are Bayesian."""
+        """Whether the Bayesian weights are chosen."""
         return self._stds is None
 
     @torch.no_grad()
     def choose(self, index: Tensor) -> None:
-        """Give the weights at these positions, in increasing order, the stds that they were to have."""
+        """Make the weights at these positions, in increasing order, Bayesian."""
         assert self._stds is not None
         self.index = index.to(self.index.dtype)
         std = self._stds.to(self.mu).index_select(0, self.index)
         self.rho = nn.Parameter(gaussian.inverse_softplus(std), requires_grad=len(index) > 0)
         self.prior.keep(self.index)
         self._stds = None
-        self._find_random()
+        self._cache_random_slots()
 
-    def _find_random(self) -> None:
-        """Note which slots have a Bayesian weight; a compiled graph cannot ask the tensor."""
+    def _cache_random_slots(self) -> None:
+        """Find the slots with a Bayesian weight; a compiled graph cannot read the index."""
         counts = torch.bincount(self.layout.slots_of(self.index), minlength=len(self.layout)).tolist()
         self._random = [count > 0 for count in counts]
 
     def random_slots(self) -> Sequence[bool]:
-        """Whether each slot has a Bayesian weight."""
+        """Return for each slot whether it has a Bayesian weight."""
         return self._random
 
     @property
     def random_weights(self) -> int:
-        """How many weights are Bayesian."""
+        """The number of Bayesian weights."""
         return len(self.index)
 
     def _load_from_state_dict(self, *args: Any, **kwargs: Any) -> None:
         super()._load_from_state_dict(*args, **kwargs)
         self._stds = None
-        self._find_random()
+        self._cache_random_slots()
 
-    # -- what it is ---------------------------------------------------------------------------------------------------
+    # -- moments, samples and the KL ----------------------------------------------------------------------------------
 
     def mean(self) -> Tensor:
         """Return μ."""
@@ -100,42 +104,42 @@ class PartialPosterior(Posterior):
         return F.softplus(self._chosen_rho())
 
     def variance(self) -> Tensor:
-        """Return σ², 0 for points."""
-        return self._spread(self.std().square())
+        """Return σ², 0 for deterministic weights."""
+        return self._scatter(self.std().square())
 
     def sample(self, key: Tensor) -> Tensor:
-        """Draw μ + σ·ε; where there is no σ, that is μ to the last bit."""
+        """Return μ + σ·ε, which is μ bit for bit for deterministic weights."""
         return self.mu.index_add(0, self.index, self._noise(key))
 
     def perturbation(self, key: Tensor) -> Tensor:
-        """Draw σ·ε, 0 for points."""
-        return self._spread(self._noise(key))
+        """Return σ·ε, 0 for deterministic weights."""
+        return self._scatter(self._noise(key))
 
     def sample_and_kl(self, key: Tensor) -> tuple[Tensor, Tensor]:
-        """Draw, and the KL from the same pass over the Bayesian weights."""
+        """Return a sample and the KL, from one pass over the Bayesian weights."""
         values, kl = self._noise_and_kl(key)
         return self.mu.index_add(0, self.index, values), kl
 
     def perturbation_and_kl(self, key: Tensor) -> tuple[Tensor, Tensor]:
-        """Perturbation, and the KL from the same pass over the Bayesian weights."""
+        """Return σ·ε and the KL, from one pass over the Bayesian weights."""
         values, kl = self._noise_and_kl(key)
-        return self._spread(values), kl
+        return self._scatter(values), kl
 
     def variance_and_kl(self, key: Tensor) -> tuple[Tensor, Tensor]:
-        """Variance and KL in one pass over the Bayesian weights."""
+        """Return the variance and the KL, from one pass over the Bayesian weights."""
         terms = self._terms()
         if terms is None or self.kl_is_mean:
             return super().variance_and_kl(key)
         values, kl = gaussian.variance_and_kl(self._means(), self._chosen_rho(), terms)
-        return self._spread(values), kl
+        return self._scatter(values), kl
 
     @property
     def kl_kind(self) -> str:
-        """Exact for a Gaussian prior."""
+        """Exact for a Gaussian prior, else Monte Carlo."""
         return "monte-carlo" if self._terms() is None else "exact"
 
     def kl(self, key: Tensor) -> Tensor:
-        """KL(q ‖ prior) of the Bayesian weights, or log q(w) - log p(w) at one draw where there is no closed form."""
+        """Return KL(q ‖ prior) of the Bayesian weights, or log q(w) - log p(w) at one sample without a closed form."""
         terms = self._terms()
         if terms is None:
             return self._log_ratio(self._noise(key))
@@ -147,12 +151,22 @@ class PartialPosterior(Posterior):
         """Yield ρ."""
         yield self.rho
 
-    # -- of the Bayesian weights --------------------------------------------------------------------------------------
+    def diagonal_gaussian(self) -> DiagonalGaussian | None:
+        """Return μ of all weights, and ρ and the prior of the Bayesian ones, if the prior is Gaussian."""
+        terms = self._terms()
+        return None if terms is None or self.kl_is_mean else DiagonalGaussian(self.mu, self.rho, terms, self.index)
+
+    def extra_repr(self) -> str:
+        """Add the prior, or say that no weights are chosen yet."""
+        waiting = f"{self.layout.numel:,} weights, Bayesian weights not chosen yet"
+        return f"{super().extra_repr() if self.is_chosen else waiting}, prior={self.prior}"
+
+    # -- the Bayesian weights -----------------------------------------------------------------------------------------
 
     def _chosen_rho(self) -> nn.Parameter:
         if not self.is_chosen:
             raise LeanBayesError(
-                "Which weights are Bayesian is not chosen yet: pass lb.bayesianize(..., data=batches), or call "
+                "The Bayesian weights are not chosen yet: pass lb.bayesianize(..., data=batches), or call "
                 "method.start(training) first."
             )
         return self.rho
@@ -163,8 +177,8 @@ class PartialPosterior(Posterior):
     def _terms(self) -> gaussian.NormalTerms | None:
         return self.prior.normal_terms(self.index)
 
-    def _spread(self, values: Tensor) -> Tensor:
-        """Put one number a Bayesian weight at its position in the flat vector of zeros."""
+    def _scatter(self, values: Tensor) -> Tensor:
+        """Return a flat vector with one value per Bayesian weight at its position, and zeros elsewhere."""
         return values.new_zeros(self.layout.numel).index_add(0, self.index, values)
 
     def _noise(self, key: Tensor) -> Tensor:
@@ -172,19 +186,19 @@ class PartialPosterior(Posterior):
         return gaussian.draw(torch.zeros_like(rho), rho, key)
 
     def _noise_and_kl(self, key: Tensor) -> tuple[Tensor, Tensor]:
-        """Noise, and the KL: that of a draw around 0, and then what the distance of μ adds."""
+        """Return σ·ε and the KL: that of a zero mean, plus the term of μ."""
         rho, terms = self._chosen_rho(), self._terms()
         if terms is None:
             values = self._noise(key)
             return values, self._log_ratio(values)
         if self.kl_is_mean:
             return self._noise(key), self._mean_kl(terms)
-        around_zero = gaussian.NormalTerms(None, terms.scale)
-        values, kl = gaussian.draw_and_kl(torch.zeros_like(rho), rho, key, around_zero)
+        zero_mean = gaussian.NormalTerms(None, terms.scale)
+        values, kl = gaussian.draw_and_kl(torch.zeros_like(rho), rho, key, zero_mean)
         return values, kl + gaussian.mean_kl(self._means(), terms)
 
     def _mean_kl(self, terms: gaussian.NormalTerms) -> Tensor:
-        """Sum over the slots of the mean KL of a Bayesian weight there."""
+        """Return the mean KL of the Bayesian weights of each slot, summed over the slots."""
         means, std = self._means(), self.std()
         ratio = (std / terms.scale).square()
         distance = ((means if terms.loc is None else means - terms.loc) / terms.scale).square()
@@ -199,12 +213,12 @@ class PartialPosterior(Posterior):
     # -- files --------------------------------------------------------------------------------------------------------
 
     def to_file(self, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
-        """Write the positions as the gaps between them."""
+        """Encode the positions by their gaps."""
         self._chosen_rho()
         return {**tensors, "index": positions.encode(tensors["index"])}
 
     def from_file(self, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
-        """Read the positions, which must be as many as there are spreads."""
+        """Decode the positions, one per std."""
         if not {"index", "mu", "rho"} <= tensors.keys():
             return tensors
         count = tensors["rho"].numel()

@@ -1,7 +1,7 @@
 """Mean-field with one variance per row: w_i ~ N(μ_i, softplus(ρ_r)²) for all weights i of a row r (VDP++, eq. 12).
 
-A row is an entry of a parameter's first dimension, which is an output of linear layers and of convolutions. Layers that
-are stored the other way round (transposed convolutions, Conv1D of transformers) have inputs there, and share by these.
+A row is an index of a parameter's first dimension: an output of a linear layer or a convolution. In layers that are
+stored the other way round (transposed convolutions, Conv1D of transformers), a row is an input.
 """
 
 import math
@@ -11,25 +11,31 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from leanbayes import gaussian
-from leanbayes.layout import Layout
+from leanbayes.core import gaussian
+from leanbayes.core.layout import Layout
 from leanbayes.posteriors.base import Posterior
 from leanbayes.priors import BoundPrior
 
 
 class RowPosterior(Posterior):
-    """A number a weight, μ, and a number a row, ρ."""
+    """One number per weight, μ, and one number per row, ρ.
+
+    Args:
+        layout: The place of each parameter in the flat vector.
+        mean: Mean of each weight.
+        std: Std of each weight. A row gets the root of the mean square of its stds.
+        prior: The prior of the weights.
+    """
 
     def __init__(self, layout: Layout, mean: Tensor, std: Tensor, prior: BoundPrior) -> None:
-        """Take stds of single weights; a row has the root of their mean square."""
         super().__init__(layout)
         self.prior = prior
         self._rows = [slot.shape[0] if slot.shape else 1 for slot in layout]
         self.mu = nn.Parameter(mean)
         self.rho = nn.Parameter(gaussian.inverse_softplus((self.row_sums(std.square()) / self._widths(mean)).sqrt()))
 
-    def spread(self, per_row: Tensor) -> Tensor:
-        """Repeat one number per row over the weights of that row."""
+    def expand(self, per_row: Tensor) -> Tensor:
+        """Repeat one value per row over the weights of the row."""
         values = []
         for slot, part in zip(self.layout, per_row.split(self._rows), strict=True):
             column = slot.shape[:1] + (1,) * (len(slot.shape) - 1)
@@ -42,7 +48,7 @@ class RowPosterior(Posterior):
         return torch.cat([part.reshape(rows, -1).sum(1) for rows, part in parts])
 
     def _widths(self, like: Tensor) -> Tensor:
-        """How many weights each row has."""
+        """Return the number of weights of each row."""
         widths = [slot.numel // rows for slot, rows in zip(self.layout, self._rows, strict=True)]
         each, rows = (torch.tensor(numbers, device=like.device) for numbers in (widths, self._rows))
         return torch.repeat_interleave(each, rows, output_size=sum(self._rows)).to(like.dtype)
@@ -52,38 +58,38 @@ class RowPosterior(Posterior):
         return self.mu
 
     def std(self) -> Tensor:
-        """Return σ = softplus(ρ) of every weight."""
-        return self.spread(F.softplus(self.rho))
+        """Return σ = softplus(ρ) of each weight."""
+        return self.expand(F.softplus(self.rho))
 
     def variance(self) -> Tensor:
-        """Return σ² of every weight."""
-        return self.spread(F.softplus(self.rho).square())
+        """Return σ² of each weight."""
+        return self.expand(F.softplus(self.rho).square())
 
     def sample(self, key: Tensor) -> Tensor:
-        """Draw μ + σ·ε, with an ε for every weight."""
-        return gaussian.draw(self.mu, self.spread(self.rho), key)
+        """Return μ + σ·ε, with one ε per weight."""
+        return gaussian.draw(self.mu, self.expand(self.rho), key)
 
-    def std_of_draws(self) -> Tensor | None:
-        """Return σ."""
-        return gaussian.std_of_draws(self.spread(self.rho))
+    def reusable_std(self) -> Tensor | None:
+        """Return σ, or None if a kernel computes it."""
+        return gaussian.reusable_std(self.expand(self.rho))
 
     @property
     def kl_kind(self) -> str:
-        """Exact for a Gaussian prior."""
+        """Exact for a Gaussian prior, else Monte Carlo."""
         return "monte-carlo" if self.prior.normal_terms() is None else "exact"
 
     def kl(self, key: Tensor) -> Tensor:
-        """KL(q ‖ prior), or log q(w) - log p(w) at one draw where there is no closed form.
+        """Return KL(q ‖ prior), or log q(w) - log p(w) at one sample without a closed form.
 
         For rows of n weights and a prior N(m, s²) it is Σ_i ½[(μ_i - m_i)²/s_i² - 1] + log s_i
         + Σ_r ½ σ_r² Σ_{i in r} 1/s_i² - n log σ_r.
         """
         sigma = F.softplus(self.rho)
         widths, terms = self._widths(sigma), self.prior.normal_terms()
-        log_sigma = torch.dot(widths, sigma.log())  # of all weights
+        log_sigma = torch.dot(widths, sigma.log())  # summed over all weights
         if terms is None:
             weights = self.sample(key)
-            return gaussian.log_density(weights - self.mu, self.spread(sigma)) - self.prior.log_prob(weights)
+            return gaussian.log_density(weights - self.mu, self.expand(sigma)) - self.prior.log_prob(weights)
         if isinstance(terms.scale, Tensor):
             precision = self.row_sums(terms.scale.square().reciprocal())
             log_scale: Tensor | float = terms.scale.log().sum()
@@ -96,3 +102,7 @@ class RowPosterior(Posterior):
     def scale_parameters(self) -> Iterator[nn.Parameter]:
         """Yield ρ."""
         yield self.rho
+
+    def extra_repr(self) -> str:
+        """Add the number of rows and the prior."""
+        return f"{super().extra_repr()}, one std for each of {len(self.rho):,} rows, prior={self.prior}"

@@ -1,39 +1,39 @@
-"""The report of a comparison: a document of plain data, and the one HTML page that shows it."""
+"""Reports of comparisons: a document of plain data, and the HTML page that shows it."""
 
-from leanbayes.report.assessed import assessed, run_of
 from leanbayes.report.collect import document_of
 from leanbayes.report.document import (
     Cell,
     Column,
     Document,
     Gallery,
+    GalleryImage,
     MethodFigure,
-    Picture,
     Png,
     Row,
     Section,
     Table,
     merge,
 )
+from leanbayes.report.evaluated_run import EvaluatedRun
+from leanbayes.report.evaluating import evaluate_for_report, evaluated
 from leanbayes.report.page import render, write
-from leanbayes.report.runs import AssessedRun
 
 __all__ = [
-    "AssessedRun",
     "Cell",
     "Column",
     "Document",
+    "EvaluatedRun",
     "Gallery",
+    "GalleryImage",
     "MethodFigure",
-    "Picture",
     "Png",
     "Row",
     "Section",
     "Table",
-    "assessed",
     "document_of",
+    "evaluate_for_report",
+    "evaluated",
     "merge",
     "render",
-    "run_of",
     "write",
 ]

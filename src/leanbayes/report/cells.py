@@ -1,4 +1,4 @@
-"""The summary table, ready to be shown: each figure as text, and as a bar on the scale of its column."""
+"""The layout of the summary table: each value as text, and as a bar on the scale of its column."""
 
 import itertools
 import math
@@ -8,16 +8,16 @@ from dataclasses import dataclass
 from leanbayes.report.document import Cell, Column, Form, Row, Table
 
 NONE = "–"
-_SHORTEST = 4.0  # percent of a bar's room: the lowest value of a column is still to be seen
+_SHORTEST = 4.0  # percent of the full length: the bar of the lowest value is still visible
 _FORMATS: dict[Form, str] = {"percent": "{:.2%}", "decimal": "{:.4f}", "count": "{:,.0f}", "times": "{:.2f}×"}
 
 
 @dataclass(frozen=True)
 class Shown:
-    """One cell. order: what it is sorted by. bar, low and high: percent of the column's range, None where unknown."""
+    """One cell. order: its sort key. bar, low and high: percent of the range of the column, None if unknown."""
 
     text: str
-    spread: str
+    interval: str
     tip: str
     runs: tuple[str, ...]
     order: str
@@ -42,12 +42,12 @@ def lines(table: Table) -> list[Line]:
 
 
 def groups(columns: Iterable[Column]) -> list[tuple[str, int]]:
-    """Name each run of columns of one group, and say how many there are."""
+    """Return the name and the number of columns of each group of adjacent columns."""
     return [(name, len(list(some))) for name, some in itertools.groupby(columns, lambda column: column.group)]
 
 
 def writer(form: Form, values: Iterable[float]) -> Callable[[float], str]:
-    """Return what writes the values of one column, with as many decimals for all as the smallest and largest need."""
+    """Return the formatter of one column, which uses as many decimals as its smallest and largest values need."""
     pattern = _FORMATS.get(form)
     if pattern is None:
         powers = [math.floor(math.log10(abs(value))) for value in values if math.isfinite(value) and value]
@@ -83,7 +83,7 @@ def _column(table: Table, column: Column) -> Iterator[Shown]:
             tips.append(f"{len(cell.values)} runs: {', '.join(map(write, cell.values))}")
         yield Shown(
             text=write(cell.mean),
-            spread=f"±{write((cell.high - cell.low) / 2).rstrip('%×')}" if cell.high > cell.low else "",
+            interval=f"±{write((cell.high - cell.low) / 2).rstrip('%×')}" if cell.high > cell.low else "",
             tip="\n".join(tips),
             runs=tuple(map(write, cell.values)),
             order="" if math.isnan(cell.mean) else str(cell.mean).replace("inf", "Infinity"),

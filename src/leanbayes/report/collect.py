@@ -1,34 +1,51 @@
-"""From assessed runs to the document of a report."""
+"""The document of a report, from evaluated runs."""
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from leanbayes.errors import LeanBayesError
 from leanbayes.evaluation.seeds import anova
-from leanbayes.figures import Figure
 from leanbayes.report import figures
 from leanbayes.report.columns import table
-from leanbayes.report.document import Document, Gallery, Picture, Png, Section, Table, merge
+from leanbayes.report.document import Column, Document, Gallery, GalleryImage, Png, Section, Table, merge
+from leanbayes.report.evaluated_run import EvaluatedRun, by_method
+from leanbayes.report.figure import Figure
 from leanbayes.report.glossary import GLOSSARY
-from leanbayes.report.runs import AssessedRun, by_method
 
 _SECTIONS: dict[str, tuple[str, str]] = {
-    "calibration": ("How calibrated", "Is the model right as often as it says?"),
-    "selective": ("When to ask a person", "What is gained when the least sure answers are withheld?"),
-    "shift": ("Under shift", "What happens when inputs, or the mix of classes, are other than in the training?"),
-    "ood": ("Out of distribution", "Does the model know what it has never seen?"),
-    "segmentation": ("Class by class", "Which things does it find?"),
-    "weights": ("Inside the model", "What each method itself has to show, and size against likelihood."),
-    "pruning": ("What can be left out", "How much of the network does the model need?"),
-    "training": ("Training", "How the held-out likelihood fell."),
+    "calibration": ("Calibration", "Is the model right as often as its confidence claims?"),
+    "selective": ("Selective prediction", "How much does the error fall if the model abstains when it is uncertain?"),
+    "shift": ("Distribution shift", "How does the model respond to changed inputs or class proportions?"),
+    "ood": ("Out-of-distribution data", "Is the model uncertain about data unlike its training data?"),
+    "segmentation": ("Classes", "How well is each class segmented?"),
+    "weights": ("Model", "Weights of each method, and size against NLL."),
+    "pruning": ("Pruning", "How many of its weights does the model need?"),
+    "training": ("Training", "NLL on the held-out part of the training data."),
 }
-# What the summary speaks of: few, because each is tested by itself.
+# Metrics of the summary. They are few, because each is tested separately.
 _TESTED = ("accuracy", "miou", "rmse", "nll", "ece", "crps", "corruptions:accuracy", "corruptions:nll", "noise:nll")
 
 
-def document_of(runs: Sequence[AssessedRun], title: str = "", command: str = "") -> Document:
-    """Bring the runs of several methods and seeds on one data set together."""
+def document_of(runs: Sequence[EvaluatedRun], title: str = "", command: str = "") -> Document:
+    """Create a report from the runs of several methods and seeds on one data set.
+
+    Args:
+        runs: The evaluated runs, from `evaluate_for_report`. Runs of one method with different seeds become one row.
+        title: Title of the report. By default the names of the data and of the network.
+        command: Command that produced the report. By default the commands that trained the runs.
+
+    Returns:
+        The document, for `write` or `render`.
+
+    Raises:
+        LeanBayesError: If there are no runs, two runs have the same method and seed, or the runs were trained or
+            evaluated on different data.
+
+    Example:
+        >>> runs = [evaluate_for_report("mean-field", bnn, data), evaluate_for_report("plain", plain, data)]
+        >>> write(document_of(runs), "report.html")
+    """
     check_same_task(runs)
     groups = by_method(runs)
     config, shown = runs[0].record["config"], table(runs)
@@ -37,7 +54,7 @@ def document_of(runs: Sequence[AssessedRun], title: str = "", command: str = "")
         title=title or f"{config['data']}, {_in_all(runs, _network)}",
         subtitle=f"{_count(len(groups), 'method')}, {_count(len(seeds), 'seed')}, "
         f"{_count(int(runs[0].scores['examples']), 'test example')}",
-        summary=tuple(_summary(shown)),
+        summary=tuple(summary_sentences(shown)),
         table=shown,
         sections=tuple(_sections(groups, config.get("classes") or ())),
         galleries=tuple(_galleries(groups)),
@@ -46,28 +63,28 @@ def document_of(runs: Sequence[AssessedRun], title: str = "", command: str = "")
     )
 
 
-def check_same_task(runs: Sequence[AssessedRun]) -> None:
-    """Refuse runs that cannot stand in one table."""
+def check_same_task(runs: Sequence[EvaluatedRun]) -> None:
+    """Raise an error if the runs cannot be compared in one table."""
     if not runs:
-        raise LeanBayesError("A report needs at least one run: give the folder of one.")
+        raise LeanBayesError("A report needs at least one run: pass the folder of one.")
     data = sorted({str(run.record["config"]["data"]) for run in runs})
     for what, found in (
         (f"trained on {' and '.join(data)}", set(data)),
         ("trained on different examples", {run.record["config"].get("examples") for run in runs}),
-        ("scored on different examples", {run.scores["examples"] for run in runs}),
+        ("evaluated on different examples", {run.scores["examples"] for run in runs}),
     ):
         if len(found) > 1:
-            raise LeanBayesError(f"The runs were {what}, which cannot be compared: report them one by one.")
+            raise LeanBayesError(f"The runs were {what}, which cannot be compared: report them separately.")
     if len({(run.method, run.seed) for run in runs}) < len(runs):
-        raise LeanBayesError("Two runs have the same method and seed: give each once.")
+        raise LeanBayesError("Two runs have the same method and seed: pass each run once.")
 
 
-def _sections(groups: Mapping[str, Sequence[AssessedRun]], classes: Sequence[str]) -> list[Section]:
-    drawn: dict[str, Callable[[Sequence[AssessedRun]], list[Figure]]] = {
+def _sections(groups: Mapping[str, Sequence[EvaluatedRun]], classes: Sequence[str]) -> list[Section]:
+    drawn: dict[str, Callable[[Sequence[EvaluatedRun]], list[Figure]]] = {
         "calibration": lambda runs: figures.calibration(runs, classes),
         "selective": figures.selective,
         "shift": figures.shifts,
-        "ood": lambda runs: [*figures.entropies(runs), *figures.detection(runs)],
+        "ood": lambda runs: [*figures.entropies(runs), *figures.ood_detection(runs)],
         "segmentation": lambda runs: figures.segmentation(runs, classes),
         "weights": figures.of_method,
         "pruning": figures.pruning,
@@ -81,35 +98,59 @@ def _sections(groups: Mapping[str, Sequence[AssessedRun]], classes: Sequence[str
     return sections
 
 
-def _galleries(groups: Mapping[str, Sequence[AssessedRun]]) -> list[Gallery]:
-    """Show the pictures of each method's first seed, those of one kind together."""
+def _galleries(groups: Mapping[str, Sequence[EvaluatedRun]]) -> list[Gallery]:
+    """Return the galleries of the first seed of each method, grouped by title."""
     found = [
-        Gallery(one["title"], one["caption"], method, tuple(_picture(picture) for picture in one["pictures"]))
+        Gallery(one["title"], one["caption"], method, tuple(_image(image) for image in one["pictures"]))
         for method, runs in groups.items()
-        for one in runs[0].assessment.get("galleries", ())
+        for one in runs[0].evaluation.get("galleries", ())
     ]
     titles = list(dict.fromkeys(gallery.title for gallery in found))
     return sorted(found, key=lambda gallery: titles.index(gallery.title))
 
 
-def _picture(values: Mapping[str, Any]) -> Picture:
-    return Picture(tuple(Png(**one) for one in values["pngs"]), values["caption"], values["alt"])
+def _image(values: Mapping[str, Any]) -> GalleryImage:
+    return GalleryImage(tuple(Png(**one) for one in values["pngs"]), values["caption"], values["alt"])
 
 
-def _summary(shown: Table) -> list[str]:
-    """Say who wins what, as far as the intervals tell, and what the report cannot tell."""
-    won: dict[str, list[str]] = {}
-    for column in shown.columns:
-        best = shown.winners.get(column.key, ())
-        compared = all(math.isfinite(row.cells[column.key].mean) for row in shown.rows)
-        if (column.key in _TESTED or column.key.startswith("ood:")) and len(best) == 1 and compared:
-            won.setdefault(best[0], []).append(column.title)
-    sentences = [
-        f"{method} is shown to be better than all others in {', '.join(titles)}." for method, titles in won.items()
-    ]
-    if len(shown.rows) > 1:
-        sentences = sentences or ["No method is shown to be better than all others in any figure of quality."]
+def summary_sentences(shown: Table) -> list[str]:
+    """Say what is significantly better than the plain network, and then what is better than all other methods."""
+    tested = [column for column in shown.columns if column.key in _TESTED or column.key.startswith("ood:")]
+    sentences = []
+    if len(shown.rows) > 1 and shown.plain:
+        better = _titles(
+            (row.name, column)
+            for row in shown.rows
+            for column in tested
+            if row.name in shown.better_than_plain.get(column.key, ())
+        )
+        sentences += [
+            f"{method} is significantly better than the plain network in {_listed(titles)}."
+            for method, titles in sorted(better.items(), key=lambda item: -len(item[1]))
+        ]
+        sentences = sentences or ["No method is significantly better than the plain network in any quality metric."]
+    if len(shown.rows) > 1 + bool(shown.plain):
+        best = _titles(
+            (shown.better_than_all[column.key], column) for column in tested if column.key in shown.better_than_all
+        )
+        found = [
+            f"{method} is significantly better than all other methods in {_listed(titles)}."
+            for method, titles in best.items()
+        ]
+        sentences += found or ["No method is significantly better than all others in any quality metric."]
     return sentences
+
+
+def _titles(found: Iterable[tuple[str, Column]]) -> dict[str, list[str]]:
+    """Group the titles of columns by method."""
+    titles: dict[str, list[str]] = {}
+    for method, column in found:
+        titles.setdefault(method, []).append(column.title)
+    return titles
+
+
+def _listed(titles: Sequence[str]) -> str:
+    return " and ".join(filter(None, (", ".join(titles[:-1]), titles[-1])))
 
 
 def _variance_of_nll(shown: Table) -> str:
@@ -117,49 +158,49 @@ def _variance_of_nll(shown: Table) -> str:
     test = anova(values) if len(values) > 1 else None
     if test is None or math.isnan(test.p_value):
         return ""
-    return f"of the NLL over methods: F = {test.statistic:.3g}, p = {test.p_value:.2g}"
+    return f"of the NLL between methods: F = {test.statistic:.3g}, p = {test.p_value:.2g}"
 
 
-def _facts(runs: Sequence[AssessedRun], seeds: Sequence[int], command: str, variance: str) -> dict[str, str]:
-    """Say how the runs came about; where they differ in something, all of it is told."""
+def _facts(runs: Sequence[EvaluatedRun], seeds: Sequence[int], command: str, variance: str) -> dict[str, str]:
+    """Describe how the runs were made; if they differ in a fact, all its values are listed."""
     facts = {
         "data": str(runs[0].record["config"]["data"]),
         "network": _in_all(runs, _network),
         "seeds": ", ".join(map(str, seeds)),
         "training": _in_all(runs, _recipe),
         "test examples": f"{runs[0].scores['examples']:,}; under shift "
-        + _in_all(runs, lambda run: f"{run.assessment['shift_examples']:,}"),
-        "draws of a prediction": _in_all(runs, _draws),
+        + _in_all(runs, lambda run: f"{run.evaluation['shift_examples']:,}"),
+        "samples per prediction": _in_all(runs, _samples),
         "analysis of variance": variance,
         "versions": _in_all(runs, lambda run: ", ".join(f"{name} {v}" for name, v in run.record["versions"].items())),
         "machine": _in_all(runs, _machine),
         "command": command or _in_all(runs, lambda run: run.record["command"]),
-        "left out": " ".join(dict.fromkeys(note for run in runs for note in run.assessment.get("notes", ()))),
+        "left out": " ".join(dict.fromkeys(note for run in runs for note in run.evaluation.get("notes", ()))),
     }
     return {name: text for name, text in facts.items() if text}
 
 
-def _in_all(runs: Sequence[AssessedRun], fact: Callable[[AssessedRun], str]) -> str:
+def _in_all(runs: Sequence[EvaluatedRun], fact: Callable[[EvaluatedRun], str]) -> str:
     return "; ".join(dict.fromkeys(map(fact, runs)))
 
 
-def _network(run: AssessedRun) -> str:
-    return str((run.record["config"].get("model") or {}).get("name", "a network of one's own"))
+def _network(run: EvaluatedRun) -> str:
+    return str((run.record["config"].get("model") or {}).get("name", "custom network"))
 
 
-def _recipe(run: AssessedRun) -> str:
+def _recipe(run: EvaluatedRun) -> str:
     recipe = run.record["config"]["recipe"]
     if not recipe:
-        return "in a loop of one's own"
+        return "custom training loop"
     return f"{_count(recipe['epochs'], 'epoch')}, batch {recipe['batch_size']}, temperature {recipe['temperature']}"
 
 
-def _draws(run: AssessedRun) -> str:
-    samples = run.assessment["look"]["samples"]
-    return "as the method says" if samples is None else str(samples)
+def _samples(run: EvaluatedRun) -> str:
+    samples = run.evaluation["settings"]["samples"]
+    return "default of the method" if samples is None else str(samples)
 
 
-def _machine(run: AssessedRun) -> str:
+def _machine(run: EvaluatedRun) -> str:
     machine = run.record["machine"]
     if not machine:
         return ""

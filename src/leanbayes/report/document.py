@@ -1,4 +1,4 @@
-"""A report as plain data: what is told of a comparison, not how it looks. All of it can be written as JSON."""
+"""A report as plain data, independent of its layout. All of it can be written as JSON."""
 
 import base64
 import binascii
@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
-from leanbayes.figures import Figure, Series
+from leanbayes.report.figure import Figure, Series
 
 Form = Literal["percent", "decimal", "number", "count", "times"]
 _PNG_START = b"\x89PNG\r\n\x1a\n"
@@ -17,10 +17,18 @@ _PNG_START = b"\x89PNG\r\n\x1a\n"
 
 @dataclass(frozen=True)
 class Column:
-    """One figure of every method, and how it is shown.
+    """A column of the table: one metric of every method.
 
-    group: columns that stand together, such as "quality" or "cost". best: which values are good, or None where none is.
-    form: percent 93.12 %, decimal 0.1234, number 12.34, count 12,345, times 1.25×. help: what it is, in a sentence.
+    Attributes:
+        key: Identifier of the metric.
+        title: Header of the column.
+        group: Name of a group of adjacent columns, such as "quality" or "cost".
+        best: Whether "high" or "low" values are better, or None if neither is.
+        form: Number format: "percent" 93.12 %, "decimal" 0.1234, "number" 12.34, "count" 12,345, "times" 1.25×.
+        help: Explanation in one sentence.
+
+    Example:
+        >>> Column("nll", "NLL", "quality", "low", "decimal", "Negative log-likelihood, in nats.")
     """
 
     key: str
@@ -33,7 +41,17 @@ class Column:
 
 @dataclass(frozen=True)
 class Cell:
-    """One method's figure: the mean over its runs, an interval around it, and each run's value; nan is shown as –."""
+    """A cell of the table: one metric of one method. nan is shown as –.
+
+    Attributes:
+        mean: Mean over the runs.
+        low: Lower end of the interval, or nan.
+        high: Upper end of the interval, or nan.
+        values: Value of each run.
+
+    Example:
+        >>> Cell(0.2, low=0.1, high=0.3, values=(0.15, 0.25))
+    """
 
     mean: float
     low: float = math.nan
@@ -43,7 +61,16 @@ class Cell:
 
 @dataclass(frozen=True)
 class Row:
-    """One method in the table: its cells by the key of their column, and how many runs they come from."""
+    """A row of the table: one method.
+
+    Attributes:
+        name: Name of the method.
+        cells: Cells by the keys of their columns.
+        runs: Number of runs.
+
+    Example:
+        >>> Row("mean-field", {"nll": Cell(0.2)}, runs=3)
+    """
 
     name: str
     cells: Mapping[str, Cell]
@@ -52,10 +79,25 @@ class Row:
 
 @dataclass(frozen=True)
 class Table:
-    """Methods by figures. The page marks the winners of a column, and never looks for them itself.
+    """The comparison table: methods by metrics.
 
-    winners: by the key of a column, the methods that the statistics call best. interval: what a cell's low and high
-    are. note: how the winners were found.
+    Attributes:
+        columns: The columns.
+        rows: The rows, one per method.
+        winners: The methods to mark in each column, by its key. The page does not determine them itself.
+        interval: Name of the interval from low to high of the cells.
+        note: How the winners were determined.
+        plain: Name of the plain network among the methods, or "".
+        better_than_plain: The methods that are significantly better than the plain network, by the key of a column.
+        better_than_all: The method that is significantly better than every other, by the key of a column.
+
+    Raises:
+        ValueError: If two columns or rows have the same name, or winners name an unknown column or method.
+
+    Example:
+        >>> columns = (Column("nll", "NLL", best="low"),)
+        >>> Table(columns, (Row("a", {"nll": Cell(0.2)}), Row("b", {"nll": Cell(0.3)})), winners={"nll": ("a",)})
+        Table(2 methods × 1 column: a, b)
     """
 
     columns: tuple[Column, ...]
@@ -63,28 +105,60 @@ class Table:
     winners: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     interval: str = "interval"
     note: str = ""
+    plain: str = ""
+    better_than_plain: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    better_than_all: Mapping[str, str] = field(default_factory=dict)
+
+    def __repr__(self) -> str:
+        return f"Table({_count(self.rows, 'method')} × {_count(self.columns, 'column')}{_listed(self.rows, 'name')})"
 
     def __post_init__(self) -> None:
         _distinct("column", (column.key for column in self.columns))
         _distinct("method", (row.name for row in self.rows))
         for key, names in self.winners.items():
             if isinstance(names, str):
-                raise ValueError(f"the winners of {key} must be a tuple of names, not one string")
+                raise ValueError(f"The winners of {key} must be a tuple of names, not one string.")
             _known("column", [key], {column.key for column in self.columns})
             _known("method", names, {row.name for row in self.rows})
 
 
 @dataclass(frozen=True)
 class MethodFigure:
-    """One figure of several methods. `figure` has what they share, and no series; `by_method` has those of each."""
+    """One figure of several methods. `merge` creates it.
+
+    Attributes:
+        figure: What the methods share; it has no series.
+        by_method: The series of each method.
+
+    Example:
+        >>> merge({"a": figures_of_a, "b": figures_of_b})[0]
+        MethodFigure('reliability', 'Reliability', lines: a, b)
+    """
 
     figure: Figure
     by_method: Mapping[str, tuple[Series, ...]]
 
+    def __repr__(self) -> str:
+        shared = self.figure
+        return f"MethodFigure({shared.key!r}, {shared.title!r}, {shared.kind}: {', '.join(self.by_method)})"
+
 
 @dataclass(frozen=True)
 class Section:
-    """Figures on one subject. id: its name in the page's address. text: paragraphs with an empty line between them."""
+    """A section of the report: figures on one subject.
+
+    Attributes:
+        id: Anchor of the section in the page: lower-case letters, digits and hyphens.
+        title: Heading.
+        text: Paragraphs, separated by empty lines.
+        figures: The figures.
+
+    Raises:
+        ValueError: If the id has other characters.
+
+    Example:
+        >>> Section("calibration", "Calibration", "Is the model right as often as it claims?", tuple(merge(figures)))
+    """
 
     id: str
     title: str
@@ -93,12 +167,27 @@ class Section:
 
     def __post_init__(self) -> None:
         if not re.fullmatch(r"[a-z][a-z0-9-]*", self.id):
-            raise ValueError(f"a section's id is lower-case letters, digits and hyphens, not {self.id!r}")
+            raise ValueError(f"The id of a section must be lower-case letters, digits and hyphens, not {self.id!r}.")
+
+    def __repr__(self) -> str:
+        return f"Section({self.id!r}, {self.title!r}, {_count(self.figures, 'figure')})"
 
 
 @dataclass(frozen=True)
 class Png:
-    """One image: a PNG file in base64, and what it shows where a picture has several, such as "truth"."""
+    """A PNG file.
+
+    Attributes:
+        data: The file in base64.
+        label: What it shows, such as "truth", if several files stand side by side.
+
+    Raises:
+        ValueError: If data is not a PNG file in base64.
+
+    Example:
+        >>> Png(base64.b64encode(Path("digit.png").read_bytes()).decode())
+        Png(28×28)
+    """
 
     data: str
     label: str = ""
@@ -109,7 +198,11 @@ class Png:
         except (binascii.Error, ValueError):
             start = b""
         if len(start) < 24 or not start.startswith(_PNG_START):
-            raise ValueError("a picture must be a PNG file in base64")
+            raise ValueError("An image must be a PNG file in base64.")
+
+    def __repr__(self) -> str:
+        width, height = self.size
+        return f"Png({width}×{height}{', ' + repr(self.label) if self.label else ''})"
 
     @property
     def size(self) -> tuple[int, int]:
@@ -119,8 +212,17 @@ class Png:
 
 
 @dataclass(frozen=True)
-class Picture:
-    """One example: an image, or several side by side. caption: what is said under it. alt: what it shows, in words."""
+class GalleryImage:
+    """One example in a gallery: an image, or several side by side.
+
+    Attributes:
+        pngs: The images.
+        caption: Text below them.
+        alt: Description for readers who do not see them.
+
+    Example:
+        >>> GalleryImage((png,), "predicted 3, is 5: confidence 99.1%", "A digit 5, predicted as 3.")
+    """
 
     pngs: tuple[Png, ...]
     caption: str
@@ -129,17 +231,51 @@ class Picture:
 
 @dataclass(frozen=True)
 class Gallery:
-    """Pictures of one method, such as its most confident mistakes; those with the same title stand together."""
+    """Images of one method, such as its most confident mistakes. Galleries with the same title are shown together.
+
+    Attributes:
+        title: Heading.
+        caption: How to read the images.
+        method: Name of the method.
+        images: The images.
+
+    Example:
+        >>> Gallery("Most confident mistakes", "", "mean-field", (image,))
+        Gallery('Most confident mistakes', 'mean-field', 1 image)
+    """
 
     title: str
     caption: str
     method: str
-    pictures: tuple[Picture, ...]
+    images: tuple[GalleryImage, ...]
+
+    def __repr__(self) -> str:
+        return f"Gallery({self.title!r}, {self.method!r}, {_count(self.images, 'image')})"
 
 
 @dataclass(frozen=True)
 class Document:
-    """A whole report. summary: what was found, in sentences. facts: data, network, command, versions, machine, ..."""
+    """A whole report. `document_of` creates it from evaluated runs; `write` and `render` turn it into HTML.
+
+    Attributes:
+        title: Title.
+        subtitle: Line below the title.
+        summary: The main results, one sentence each.
+        table: The comparison table.
+        sections: The sections with figures.
+        galleries: Images of examples.
+        facts: Data, network, command, versions, machine and so on, by name.
+        glossary: Explanations of terms.
+
+    Raises:
+        ValueError: If two sections or figures have the same name.
+
+    Example:
+        >>> document = document_of(runs)
+        >>> document
+        Document('digits, small-cnn', 2 methods, 7 sections, 21 figures, 4 galleries)
+        >>> write(document, "report.html")
+    """
 
     title: str
     subtitle: str = ""
@@ -154,9 +290,14 @@ class Document:
         _distinct("section", (section.id for section in self.sections))
         _distinct("figure", (one.figure.key for section in self.sections for one in section.figures))
 
+    def __repr__(self) -> str:
+        figures = [one for section in self.sections for one in section.figures]
+        parts = [(self.methods, "method"), (self.sections, "section"), (figures, "figure"), (self.galleries, "gallery")]
+        return f"Document({self.title!r}, {', '.join(_count(of, what) for of, what in parts)})"
+
     @property
     def methods(self) -> tuple[str, ...]:
-        """All methods: those of the table in its order, then any that only figures or galleries have."""
+        """All methods: those of the table in its order, then any that occur only in figures or galleries."""
         names = [row.name for row in self.table.rows]
         names += [name for section in self.sections for one in section.figures for name in one.by_method]
         names += [gallery.method for gallery in self.galleries if gallery.method]
@@ -164,7 +305,20 @@ class Document:
 
 
 def merge(figures: Mapping[str, Sequence[Figure]]) -> list[MethodFigure]:
-    """Join the figures of several methods that have the same key; what they share is taken from the first."""
+    """Join the figures of several methods that have the same key.
+
+    Args:
+        figures: The figures of each method. Title, caption and axes are taken from the first method that has a figure.
+
+    Returns:
+        One figure per key, in the order in which they first occur.
+
+    Raises:
+        ValueError: If a method has two figures with the same key, or figures with the same key differ in kind.
+
+    Example:
+        >>> merge({"mean-field": [curve], "deterministic": [other_curve]})
+    """
     first: dict[str, Figure] = {}
     joined: dict[str, dict[str, tuple[Series, ...]]] = {}
     for method, own in figures.items():
@@ -172,7 +326,7 @@ def merge(figures: Mapping[str, Sequence[Figure]]) -> list[MethodFigure]:
         for figure in own:
             shared = first.setdefault(figure.key, dataclasses.replace(figure, series=()))
             if figure.kind != shared.kind:
-                raise ValueError(f"figure {figure.key!r} is {shared.kind} elsewhere, and {figure.kind} for {method}")
+                raise ValueError(f"Figure {figure.key!r} is {shared.kind} elsewhere, but {figure.kind} for {method}.")
             joined.setdefault(figure.key, {})[method] = figure.series
     return [MethodFigure(first[key], by_method) for key, by_method in joined.items()]
 
@@ -181,11 +335,20 @@ def _distinct(what: str, names: Iterable[str]) -> None:
     seen: set[str] = set()
     for name in names:
         if name in seen:
-            raise ValueError(f"there are two {what}s named {name!r}")
+            raise ValueError(f"There are two {what}s named {name!r}.")
         seen.add(name)
 
 
 def _known(what: str, names: Iterable[str], known: set[str]) -> None:
     for name in names:
         if name not in known:
-            raise ValueError(f"winners name the {what} {name!r}, which the table does not have")
+            raise ValueError(f"The winners name the {what} {name!r}, which is not in the table.")
+
+
+def _count(of: Sequence[object], what: str) -> str:
+    plural = f"{what[:-1]}ies" if what.endswith("y") else f"{what}s"
+    return f"{len(of)} {what if len(of) == 1 else plural}"
+
+
+def _listed(of: Sequence[object], attribute: str) -> str:
+    return f": {', '.join(getattr(one, attribute) for one in of)}" if of else ""

@@ -1,4 +1,4 @@
-"""The page: one HTML file with all that it needs inside, so that it can be kept, sent, and opened anywhere."""
+"""The report as one self-contained HTML file, which can be stored, sent, and opened anywhere."""
 
 import base64
 import functools
@@ -10,35 +10,62 @@ import re
 from importlib import resources
 from typing import Any
 
-from leanbayes.errors import LeanBayesError
-from leanbayes.figures import Series
-from leanbayes.files import written_whole
+from leanbayes.core.files import written_whole
+from leanbayes.errors import missing_package
 from leanbayes.report.cells import groups, lines
 from leanbayes.report.document import Document, Gallery, MethodFigure, Png, Section
+from leanbayes.report.figure import Series
 
-COLOURS, MARKERS, DASHES = 10, 10, 5  # as many as the style sheet and the template have
-SCRIPTS = "parts numbers scales marks chart words readout figures table page".split()
-DIGITS = 5  # significant ones, of each number in a figure: more than a screen can show
-SMALL = 96  # images of fewer pixels are enlarged to about this width, pixel by pixel
+COLORS, MARKERS, DASHES = 10, 10, 5  # as in the style sheet and the template
+SCRIPTS = "parts numbers scales marks chart descriptions readout figures table page".split()
+DIGITS = 5  # significant digits of the numbers in figures: more than a screen can show
+SMALL = 96  # images with fewer pixels are enlarged to about this width, without smoothing
 
 
 def write(document: Document, path: str | os.PathLike[str]) -> None:
-    """Write the page to a file, which is there whole or not at all."""
-    page = render(document).encode("utf-8", "replace")  # a file name in a command may be no valid text
+    """Write a report to an HTML file.
+
+    The file is self-contained and needs no network. It is written completely or not at all.
+
+    Args:
+        document: The report.
+        path: The file to write.
+
+    Raises:
+        LeanBayesError: If jinja2 is missing, or the file cannot be written.
+
+    Example:
+        >>> write(document_of(runs), "report.html")
+    """
+    page = render(document).encode("utf-8", "replace")  # a file name in a command may not be valid text
     with written_whole(path) as file:
         file.write_bytes(page)
 
 
 def render(document: Document) -> str:
-    """Make the page of a document."""
+    """Return a report as an HTML page.
+
+    Args:
+        document: The report.
+
+    Returns:
+        The whole page, with style sheet, scripts and images inside.
+
+    Raises:
+        LeanBayesError: If jinja2 is missing.
+
+    Example:
+        >>> from IPython.display import HTML
+        >>> HTML(render(document_of(runs)))
+    """
     styles = [style_of(index) for index in range(len(document.methods))]
     sections = [kept for section in document.sections if (kept := _without_empty(section))]
     galleries: dict[str, list[Gallery]] = {}
     for gallery in document.galleries:
-        if gallery.pictures:
+        if gallery.images:
             galleries.setdefault(gallery.title, []).append(gallery)
     figures = [one for section in sections for one in section.figures]
-    css, early, late = _asset("page.css"), _asset("theme.js"), _script()
+    css, early, late = _asset("page.css") + _print_rows(document), _asset("theme.js"), _script()
     policy = (
         f"default-src 'none'; img-src data:; style-src {_hash(css)}; script-src {_hash(early)} {_hash(late)}; "
         "base-uri 'none'; form-action 'none'"
@@ -59,14 +86,19 @@ def render(document: Document) -> str:
     )
 
 
+def _print_rows(document: Document) -> str:
+    """Return the style of the table on paper, where each column is a row: their number cannot be counted in CSS."""
+    return f"@media print {{ .summary {{ grid-template-rows: repeat({1 + len(document.table.columns)}, auto); }} }}\n"
+
+
 def style_of(index: int) -> dict[str, int]:
-    """Give a method its colour, marker and dashes; from the eleventh on colours come again, with other markers."""
-    turned = index + index // COLOURS
-    return {"colour": index % COLOURS, "marker": turned % MARKERS, "dash": turned % DASHES}
+    """Return the color, marker and dashes of a method; from the eleventh on, colors repeat with other markers."""
+    turned = index + index // COLORS
+    return {"color": index % COLORS, "marker": turned % MARKERS, "dash": turned % DASHES}
 
 
 def as_json(value: Any) -> str:
-    """Write plain data as JSON that can stand in a script element; nan and infinity become null."""
+    """Return plain data as JSON that is safe in a script element; nan and infinity become null."""
     text = json.dumps(_plain(value), allow_nan=False, separators=(",", ":"))
     return text.replace("&", r"\u0026").replace("<", r"\u003c").replace(">", r"\u003e")
 
@@ -90,7 +122,7 @@ def _described(document: Document, styles: list[dict[str, int]]) -> list[dict[st
 
 
 def _packed(document: Document, one: MethodFigure) -> dict[str, Any]:
-    """Describe a figure to the script that draws it; the names of methods are in one list for all."""
+    """Return a figure for the script that draws it, with methods as indices into one list of names."""
     shared = {
         name: value
         for name, value in one.figure.to_json().items()
@@ -111,13 +143,13 @@ def _fields(series: Series) -> dict[str, Any]:
 
 
 def _without_empty(section: Section) -> Section | None:
-    """Leave out figures that show nothing, and a section with neither text nor figures."""
+    """Remove empty figures, and return None for a section with neither text nor figures."""
     figures = tuple(one for one in section.figures if any(each.x for own in one.by_method.values() for each in own))
     return Section(section.id, section.title, section.text, figures) if figures or section.text.strip() else None
 
 
 def _shown_size(png: Png) -> tuple[int, int, bool]:
-    """Return the width and height to show an image in, and whether its pixels are to be seen as squares."""
+    """Return the displayed width and height of an image, and whether its pixels are shown as squares."""
     width, height = png.size
     times = max(1, SMALL // max(width, height, 1))
     return width * times, height * times, max(width, height) <= SMALL
@@ -129,7 +161,7 @@ def _asset(name: str) -> str:
 
 @functools.cache
 def _script() -> str:
-    """Join the scripts into one, whose names are nobody else's."""
+    """Join the scripts into one, with names in their own scope."""
     return '(() => {\n"use strict";\n' + "\n".join(_asset(f"{name}.js") for name in SCRIPTS) + "})();\n"
 
 
@@ -143,11 +175,11 @@ def _template() -> Any:
         import jinja2
         import markupsafe
     except ModuleNotFoundError:
-        raise LeanBayesError("A report needs jinja2: pip install 'leanbayes[report]'.") from None
+        raise missing_package("A report needs jinja2", "report") from None
     loader = jinja2.PackageLoader("leanbayes.report", "assets")
-    around = jinja2.Environment(loader=loader, autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True)
+    environment = jinja2.Environment(loader=loader, autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True)
     may_break = markupsafe.Markup("<wbr>")
-    around.filters["breakable"] = lambda name: may_break.join(re.split(r"(?<=[:,(])", name))
-    around.filters["shown_size"] = _shown_size
-    around.filters["anchor"] = lambda name: "-".join(str(name).lower().split())
-    return around.get_template("page.html")
+    environment.filters["breakable"] = lambda name: may_break.join(re.split(r"(?<=[:,(])", name))
+    environment.filters["shown_size"] = _shown_size
+    environment.filters["anchor"] = lambda name: "-".join(str(name).lower().split())
+    return environment.get_template("page.html")

@@ -1,31 +1,171 @@
-"""What a rule is: the values that a network's layers see in place of their weights, for one forward pass."""
+"""The base class of rules, which decide what the layers of a network get in place of their weights."""
 
-from collections.abc import Sequence
-from typing import Any, ClassVar
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, ClassVar, TypeVar
 
 from torch import Tensor
 
+from leanbayes.core.names import lookup
+from leanbayes.errors import UnsupportedOperation
 from leanbayes.posteriors import Posterior
 
 
+@dataclass
+class PassContext:
+    """Information for a rule about one call of a network.
+
+    Attributes:
+        inputs: The arguments of the call.
+        training: Whether the posterior is in training mode.
+        random: Whether any weight has a variance.
+        batch_first: Whether recurrent and attention layers take (batch, length, channels).
+        dense_output: Whether the network ends in a convolution, so that its outputs have pixels.
+        output_scale: Factors of the mean and std of the outputs of one pass, as `lb.calibrate` fitted them.
+        corrections: The correction of the layer of each weight, (3, channels), as `lb.calibrate` fitted it, or None.
+        buffers: The tensors that `Rule.buffers` asked the model to hold.
+        class_dim: The dimension of the outputs that counts classes, or None if the outputs are not logits of classes.
+        state: What `Rule.begin` keeps for `Rule.finish`.
+    """
+
+    inputs: Any
+    training: bool = False
+    random: bool = True
+    batch_first: bool = True
+    dense_output: bool = False
+    output_scale: tuple[float, float] = (1.0, 1.0)
+    corrections: Sequence[Tensor | None] = ()
+    buffers: Mapping[str, Tensor] = field(default_factory=dict)
+    class_dim: int | None = None
+    state: Any = None
+
+
 class Rule:
-    """Turns a posterior and a key into one value per slot: tensors, or tensor-like random weights."""
+    """Base class of rules, which combine random weights with activations.
+
+    A rule computes one value per Bayesian parameter from a posterior and a noise key: a tensor, or a tensor-like random
+    weight. It is independent of methods. To add a rule, write a subclass with `weights` and decorate it with
+    `leanbayes.rules.register_rule`. Users then select it by its name, with `rule=` of a method or with `bnn.using`.
+
+    Attributes:
+        name: The name of the rule.
+        random: Whether two passes differ.
+        shared_noise: Whether all positions of an example share one weight sample, as under the posterior.
+        per_example: Whether each example of a batch has its own noise.
+        needs_factorized: Whether the rule uses only the variance of each weight, and so ignores correlations.
+        needs_weights: Whether the rule requires a model with Bayesian weights.
+        needs_graph: Whether the network runs with gradients enabled, also under `torch.no_grad`.
+
+    Example:
+        A rule that uses the mean plus one standard deviation:
+
+        >>> @leanbayes.rules.register_rule
+        ... class UpperBound(lb.Rule):
+        ...     name = "upper"
+        ...     random = False
+        ...
+        ...     def weights(self, posterior, key, with_kl):
+        ...         flat = posterior.mean() + posterior.variance().sqrt()
+        ...         return posterior.layout.split(flat), posterior.kl(key) if with_kl else None
+        >>> with bnn.using("upper"):
+        ...     output = bnn(x)
+    """
 
     name: ClassVar[str]
-    random: ClassVar[bool] = True  # whether two passes differ
-    shared_noise: bool = True  # one weight draw for all positions of an example, as the posterior says
-    per_example: ClassVar[bool] = False  # whether each example of a batch has noise of its own
-
-    def prepare(self, model: Any) -> None:
-        """Give a model what it needs to use this rule; called when the rule is chosen."""
-
-    def begin(self, model: Any, values: Sequence[Any], inputs: Any) -> None:
-        """Start a call of the network with some inputs, in which `values` stand in the places of the weights."""
-
-    def finish(self, model: Any, output: Any) -> Any:
-        """Return what a call of the network gives, from what the network gave."""
-        return output
+    random: ClassVar[bool] = True
+    shared_noise: bool = True
+    per_example: ClassVar[bool] = False
+    needs_factorized: ClassVar[bool] = False
+    needs_weights: ClassVar[bool] = False
+    needs_graph: ClassVar[bool] = False
 
     def weights(self, posterior: Posterior, key: Tensor, with_kl: bool) -> tuple[Sequence[Any], Tensor | None]:
-        """Return the slots' values, and the KL if it is asked for."""
+        """Return the value of each parameter for one forward pass.
+
+        Args:
+            posterior: The posterior of the weights.
+            key: The key of the noise, an int64 tensor (seed, index).
+            with_kl: Whether to compute the KL as well.
+
+        Returns:
+            One value per parameter of `posterior.layout`, and the KL, or None without `with_kl`.
+        """
         raise NotImplementedError  # abstract
+
+    def buffers(self) -> Mapping[str, Callable[[], Tensor]]:
+        """Return functions that create constant tensors, which the model stores and moves to its device."""
+        return {}
+
+    def begin(self, values: Sequence[Any], context: PassContext) -> None:
+        """Prepare a call of the network, in which `values` take the place of the weights."""
+
+    def finish(self, output: Any, context: PassContext) -> Any:
+        """Return the result of a call, given the output of the network."""
+        return output
+
+    def position(self, values: Sequence[Any]) -> int:
+        """Return how much noise a call of the network has used so far."""
+        return 0
+
+    def move_to(self, values: Sequence[Any], position: int) -> None:
+        """Continue from an earlier `position`, to compute a part of the network again."""
+
+    def copied(self, values: Sequence[Any]) -> Sequence[Any]:
+        """Return values of the same tensors, so that what a pass caches in one of them is not seen in the other."""
+        return values
+
+    @property
+    def mean_rule(self) -> "Rule | None":
+        """The rule whose mean a prediction uses, or None for the mean of this one."""
+        return None
+
+    def calibrated_like(self, other: "Rule") -> bool:
+        """Whether what `lb.calibrate` fitted for `other` is valid for this rule."""
+        return False
+
+    def check(self, posterior: Posterior) -> None:
+        """Check that this rule does not ignore correlations of a posterior.
+
+        Raises:
+            UnsupportedOperation: The rule needs independent weights, and those of the posterior are correlated.
+        """
+        if self.needs_factorized and not posterior.factorized:
+            raise UnsupportedOperation(
+                f"The rule {self.name!r} uses only the variance of each weight, but the weights of this "
+                f"{type(posterior).__name__} are correlated: use the rule 'sample' or 'mean'."
+            )
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}()"
+
+
+RULES: dict[str, Rule] = {}
+R = TypeVar("R", bound=type[Rule])
+
+
+def register_rule(cls: R) -> R:
+    """Register a rule class under its name, with its default settings.
+
+    Args:
+        cls: A subclass of `Rule` whose constructor needs no arguments.
+
+    Returns:
+        The class itself, so that this is a decorator.
+
+    Example:
+        >>> @leanbayes.rules.register_rule
+        ... class Mean(lb.Rule):
+        ...     name = "my_mean"
+        ...
+        ...     def weights(self, posterior, key, with_kl):
+        ...         return posterior.center(), posterior.kl(key) if with_kl else None
+    """
+    RULES[cls.name] = cls()
+    return cls
+
+
+def get_rule(name: str | Rule) -> Rule:
+    """Return the rule of a name. A rule itself is returned unchanged."""
+    if isinstance(name, Rule):
+        return name
+    return RULES[name] if name in RULES else RULES[lookup("rule", name, RULES)]

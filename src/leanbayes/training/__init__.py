@@ -1,7 +1,7 @@
-"""The training loop, on accelerate: `fit`, checkpoints, resumption, progress."""
+"""Training on accelerate: `fit` with checkpoints, resuming and progress, its `Recipe`, and the records of runs."""
 
 from leanbayes.training.fit import fit
-from leanbayes.training.recipe import Recipe
+from leanbayes.training.recipe import Recipe, RecipeSettings
 from leanbayes.training.record import read_record
 
-__all__ = ["Recipe", "fit", "read_record"]
+__all__ = ["Recipe", "RecipeSettings", "fit", "read_record"]

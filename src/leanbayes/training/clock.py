@@ -1,4 +1,4 @@
-"""A clock of the seconds spent on training."""
+"""A clock that counts the seconds spent on training."""
 
 import contextlib
 import time
@@ -8,18 +8,23 @@ import torch
 
 
 class Clock:
-    """Seconds of training, of all sittings together; it stands until it is started, and while other things are done."""
+    """Counts seconds of training. It does not run before `start`, nor inside `stopped`.
+
+    Args:
+        device: The device, which a reading waits for.
+        seconds: The seconds of training before a run was resumed.
+    """
 
     def __init__(self, device: torch.device, seconds: float = 0.0) -> None:
         self._device, self._seconds = device, seconds
         self._mark: float | None = None
 
     def start(self) -> None:
-        """Count from now on."""
+        """Start to count."""
         self._mark = time.perf_counter()
 
     def read(self) -> float:
-        """Wait for the device, and return the seconds so far."""
+        """Wait for the device and return the seconds so far."""
         if self._device.type == "cuda":
             torch.cuda.synchronize(self._device)
         if self._mark is not None:
@@ -29,7 +34,7 @@ class Clock:
 
     @contextlib.contextmanager
     def stopped(self) -> Iterator[None]:
-        """Do not count what happens inside."""
+        """Do not count the seconds of the block."""
         self.read()
         self._mark = None
         try:

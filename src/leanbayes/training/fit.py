@@ -1,11 +1,11 @@
-"""`fit`: a training for every method, on accelerate."""
+"""`fit`: train any network with any method, on accelerate."""
 
 import contextlib
 import os
 import warnings
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Unpack, overload
 
 import torch
 from accelerate import Accelerator
@@ -14,14 +14,50 @@ from accelerate.utils import DistributedDataParallelKwargs
 from torch import nn
 from torch.utils.data import Dataset
 
-from leanbayes.bayesian import BayesianModel
+from leanbayes.core.layout import Select
+from leanbayes.core.network import is_finite
 from leanbayes.data import Data, from_datasets, load
 from leanbayes.errors import LeanBayesError
-from leanbayes.layout import Select
 from leanbayes.likelihoods import Likelihood
-from leanbayes.method import Method
-from leanbayes.training.recipe import Recipe
+from leanbayes.likelihoods.base import P
+from leanbayes.model.bayesian import BayesianModel
+from leanbayes.model.method import Method
+from leanbayes.training.recipe import Recipe, RecipeSettings
 from leanbayes.training.run import Run
+from leanbayes.training.run_folder import checked_folder, remove_run
+from leanbayes.training.temperatures import chosen_temperature, train_with_each
+
+
+@overload
+def fit(
+    model: nn.Module,
+    method: Method,
+    data: Data | Dataset[Any] | str | Path,
+    *,
+    recipe: Recipe | None = None,
+    out: str | Path | None = None,
+    likelihood: Likelihood[P],
+    select: Select = None,
+    overwrite: bool = False,
+    progress: bool = True,
+    notes: Mapping[str, Any] | None = None,
+    **settings: Unpack[RecipeSettings],
+) -> BayesianModel[P]: ...
+@overload
+def fit(
+    model: nn.Module,
+    method: Method,
+    data: Data | Dataset[Any] | str | Path,
+    *,
+    recipe: Recipe | None = None,
+    out: str | Path | None = None,
+    likelihood: None = None,
+    select: Select = None,
+    overwrite: bool = False,
+    progress: bool = True,
+    notes: Mapping[str, Any] | None = None,
+    **settings: Unpack[RecipeSettings],
+) -> BayesianModel[Any]: ...
 
 
 def fit(
@@ -29,40 +65,84 @@ def fit(
     method: Method,
     data: Data | Dataset[Any] | str | Path,
     *,
+    recipe: Recipe | None = None,
     out: str | Path | None = None,
-    likelihood: Likelihood | None = None,
+    likelihood: Likelihood[Any] | None = None,
     select: Select = None,
     overwrite: bool = False,
     progress: bool = True,
     notes: Mapping[str, Any] | None = None,
-    **settings: Any,
-) -> BayesianModel:
-    """Train a network by a method, and return the Bayesian model, in evaluation mode.
+    **settings: Unpack[RecipeSettings],
+) -> BayesianModel[Any]:
+    """Train a network with a method, and return the Bayesian model. The network itself is not changed.
 
-    model: the network to start from; it is left as it is. data: a `leanbayes.data.Data`, the name of one, or any torch
-    Dataset of (x, y), of which a tenth is held out. settings: those of `leanbayes.training.Recipe`, such as epochs=30.
-    out: a folder for run.json, checkpoints, tensorboard and the trained model.safetensors. The same call resumes a
-    run that was stopped there, and returns the model of a finished one; overwrite=True starts anew.
-    notes: more settings for run.json, such as the network's name. progress: show a bar, or lines without a terminal.
+    Args:
+        model: The network to start from. A `BayesianModel` hands over its means and variances.
+        method: The method, such as `lb.MeanField()`.
+        data: A `leanbayes.data.Data` with its own splits, the name of a data set, or any torch `Dataset` of pairs
+            (x, y), of which a tenth is held out.
+        recipe: The settings of the training. By default `lb.Recipe()`.
+        out: A folder for run.json, checkpoints, TensorBoard logs and the trained model.safetensors. The same call
+            resumes a run that was stopped there, and returns the model of a finished one. Only one process at a time
+            can train in a folder.
+        likelihood: What the outputs mean. By default the likelihood of the data, e.g. `lb.Categorical()` for classes.
+        select: The parameters that become Bayesian, as in `lb.bayesianize`.
+        overwrite: Whether to remove the run that `out` holds, and start again. Other files in it stay.
+        progress: Whether to show a progress bar, or lines if there is no terminal.
+        notes: More settings for run.json, such as the name of the network. Only JSON values.
+        **settings: Settings that differ from `recipe`, such as epochs=30: all those of `lb.Recipe`.
+
+    Returns:
+        The trained model, in evaluation mode.
+
+    Raises:
+        LeanBayesError: An argument is wrong, `out` holds another run, another process trains there, a file cannot be
+            written, or the loss becomes NaN or infinite.
+        FileFormatError: The record of the run to resume, or every checkpoint of it, is damaged.
+        KeyboardInterrupt: Ctrl-C, SIGTERM or SIGHUP has stopped the run, after a checkpoint if `out` is given.
+
+    Example:
+        >>> bnn = lb.fit(network, lb.MeanField(), train_set, epochs=30, temperature=0.01, out="runs/first")
+        >>> bnn.predict(x).probs  # the probabilities of the classes
     """
-    recipe = Recipe().changed(settings)
+    if recipe is not None and not isinstance(recipe, Recipe):
+        raise LeanBayesError(f"recipe must be an instance such as lb.Recipe(epochs=30), not {recipe!r}.")
+    changed = (recipe or Recipe()).changed(settings)
     if not isinstance(method, Method):
         raise LeanBayesError(f"method must be an instance such as lb.MeanField(), not {method!r}.")
-    task = (
-        data
-        if isinstance(data, Data)
-        else load(data)
-        if isinstance(data, (str, Path))
-        else from_datasets(data, outputs=0)
-    )
-    with _accelerated(recipe) as accelerator, torch.inference_mode(False), torch.enable_grad():
-        run = Run(model, method, task, recipe, accelerator, out, likelihood, select, dict(notes or {}))
-        return run.train(overwrite, progress and accelerator.is_main_process)
+    for name, parameter in model.named_parameters() if isinstance(model, nn.Module) else ():
+        if not is_finite(parameter):
+            raise LeanBayesError(f"{name} of the model has NaN or infinite values: start from a model without them.")
+    folder = None if out is None else checked_folder(out)
+    if isinstance(data, (str, Path)):
+        data = load(data)
+    elif not isinstance(data, Data):
+        data = from_datasets(data, outputs=0)
+    found: Data = data
+
+    def train(temperature: float, folder: Path | None, overwrite: bool = overwrite) -> tuple[BayesianModel, float]:
+        own = changed.changed({"temperature": temperature})
+        with _accelerated(own) as accelerator, torch.inference_mode(False), torch.enable_grad():
+            if changed.temperature == "auto" and accelerator.num_processes > 1:
+                raise LeanBayesError("temperature='auto' needs one process: give a number to train with several.")
+            run = Run(model, method, found, own, accelerator, folder, likelihood, select, dict(notes or {}))
+            return run.train(overwrite, progress and accelerator.is_main_process), run.held_out_nll()
+
+    if changed.temperature != "auto":
+        return train(changed.temperature, folder)[0]
+    if not method.bayesian_weights or method.rule == "mean":  # there is no KL
+        return train(1.0, folder)[0]
+    chosen = None if folder is None or overwrite else chosen_temperature(folder)
+    if chosen is not None:
+        return train(chosen, folder)[0]
+    if folder is not None and overwrite:
+        remove_run(folder)
+    return train_with_each(train, folder, progress)[0]
 
 
 @contextlib.contextmanager
 def _accelerated(recipe: Recipe) -> Iterator[Accelerator]:
-    """Give an accelerator, and put accelerate's and torch's global state back as they were."""
+    """Yield an accelerator, and restore the global state of accelerate and torch afterwards."""
     before = dict(AcceleratorState._shared_state)
     accelerator = _accelerator(recipe)
     devices = [accelerator.device] if accelerator.device.type == "cuda" else []
@@ -75,10 +155,10 @@ def _accelerated(recipe: Recipe) -> Iterator[Accelerator]:
 
 
 def _accelerator(recipe: Recipe) -> Accelerator:
-    """Make an accelerator for this recipe, whatever was made in this process before."""
+    """Return a new accelerator for this recipe, whatever this process has used before."""
     cpu = recipe.device == "cpu" or (recipe.device is None and not torch.cuda.is_available())
     if recipe.device == "cuda" and not torch.cuda.is_available():
-        raise LeanBayesError("device='cuda' needs a GPU that torch can see: leave it out to train on the CPU.")
+        raise LeanBayesError("device='cuda' needs a GPU that torch can use: leave it out to train on the CPU.")
     if recipe.precision == "fp16" and cpu:
         raise LeanBayesError("precision='fp16' needs a GPU: use 'bf16' or 'fp32' on a CPU.")
     if PartialState._shared_state and (PartialState().device.type == "cpu") != cpu:
@@ -91,7 +171,7 @@ def _accelerator(recipe: Recipe) -> Accelerator:
     )
     if accelerator.num_processes == 1 and "MASTER_PORT" in os.environ and "RANK" not in os.environ:
         warnings.warn(
-            "A launcher has set MASTER_PORT but started only this process: for several on a CPU, use torchrun.",
+            "A launcher has set MASTER_PORT but started only this process: to start several on a CPU, use torchrun.",
             stacklevel=4,
         )
     return accelerator

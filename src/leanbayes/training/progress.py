@@ -1,4 +1,4 @@
-"""What a training shows: a bar in a terminal, plain lines elsewhere, and scalars for tensorboard."""
+"""The progress of a training: a bar in a terminal, plain lines elsewhere, and scalars for TensorBoard."""
 
 import contextlib
 import sys
@@ -8,7 +8,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-from leanbayes.errors import LeanBayesError
+from leanbayes.core.files import reason_of
+from leanbayes.errors import LeanBayesError, printable
 
 _SHOWN = {
     "loss": ("loss", "{:.4g}"),
@@ -25,10 +26,18 @@ _SECONDS_BETWEEN_LINES = 10
 
 
 class Progress:
-    """Shows one training; used as a context. `shown=False` says nothing, as in all processes but the first."""
+    """Shows the progress of one training. Use it as a context manager.
+
+    Args:
+        title: The name of what is trained.
+        total: The number of steps.
+        shown: Whether to print anything. Only the main process does.
+        tensorboard: The folder for TensorBoard, or None.
+        done: The number of steps done before.
+    """
 
     def __init__(self, title: str, total: int, shown: bool, tensorboard: Path | None, done: int = 0) -> None:
-        self._title, self._total, self._done = title, total, done
+        self._title, self._total, self._done = printable(title), total, done
         self._values: dict[str, float] = {}
         self._bar: Any = None
         self._writer: Any = None
@@ -45,7 +54,7 @@ class Progress:
         if self._tensorboard is not None:
             from torch.utils.tensorboard import SummaryWriter
 
-            with self._told_clearly():
+            with self._clear_errors():
                 self._writer = SummaryWriter(str(self._tensorboard), purge_step=self._done + 1)
         if self._console is not None and self._console.is_terminal:
             from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
@@ -53,10 +62,10 @@ class Progress:
             from rich.table import Column
 
             self._bar = Bar(
-                TextColumn("{task.description}"),
+                TextColumn("{task.description}", markup=False),
                 BarColumn(bar_width=10),
                 MofNCompleteColumn(),
-                TextColumn("{task.fields[values]}", table_column=Column(no_wrap=True)),  # one line, whatever the width
+                TextColumn("{task.fields[values]}", table_column=Column(no_wrap=True)),  # one line at any width
                 TimeRemainingColumn(compact=True),
                 console=self._console,
             )
@@ -68,28 +77,29 @@ class Progress:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         if self._bar is not None:
-            self._bar.stop()
+            with contextlib.suppress(OSError):  # the terminal is closed
+                self._bar.stop()
         if self._writer is not None:
-            with self._told_clearly(unless=error):
+            with self._clear_errors(unless=error):
                 self._writer.close()
 
     @contextlib.contextmanager
-    def _told_clearly(self, unless: BaseException | None = None) -> Iterator[None]:
-        """Tell in one sentence that tensorboard's file cannot be written, unless there is another error to tell."""
+    def _clear_errors(self, unless: BaseException | None = None) -> Iterator[None]:
+        """Raise a clear error if TensorBoard cannot write its file, unless there is another error already."""
         try:
             yield
         except OSError as error:
             if unless is None:
                 raise LeanBayesError(
-                    f"Cannot write to {self._tensorboard} ({error.strerror}): make room there, or choose a folder that "
-                    "is writable; checkpoints are intact."
+                    f"Cannot write to {self._tensorboard} ({reason_of(error)}): free disk space, or choose a writable "
+                    "folder; checkpoints are intact."
                 ) from None
 
     def stage(self, name: str) -> None:
-        """Tell which part of the training begins."""
-        self._title = name
+        """Show the name of the stage that starts."""
+        self._title = printable(name)
         if self._bar is not None:
-            self._bar.update(self._task, description=name)
+            self._bar.update(self._task, description=self._title)
 
     def advance(self) -> None:
         """Count one step."""
@@ -98,44 +108,48 @@ class Progress:
             self._bar.advance(self._task)
 
     def log(self, values: dict[str, float], prefix: str = "train") -> None:
-        """Take in new values: they are shown, and written for tensorboard."""
+        """Show new values and write them for TensorBoard."""
         self._values |= {name: value for name, value in values.items() if name in _IN_THE_BAR}
         if self._writer is not None:
-            with self._told_clearly():
+            with self._clear_errors():
                 for name, value in values.items():
                     self._writer.add_scalar(f"{prefix}/{name}", value, self._done)
         if self._bar is not None:
             self._bar.update(self._task, values=self._text())
 
     def line(self) -> None:
-        """Without a terminal, print where the training stands, though not too often."""
+        """Print the state of the training, if there is no terminal and the last line is not too recent."""
         now = time.monotonic()
         if self._console is None or self._bar is not None or now - self._last_line < _SECONDS_BETWEEN_LINES:
             return
         self._last_line = now
         left = (now - self._start) / max(self._done - self._first, 1) * (self._total - self._done)
         text = f"{self._title}  step {self._done}/{self._total}  {self._text()}  {_duration(left)} left"
-        self._console.print(text, soft_wrap=True, highlight=False, markup=False)
+        self._print(text)
 
     def say(self, text: str) -> None:
         """Print a sentence."""
         if self._console is not None:
-            self._console.print(text, soft_wrap=True, highlight=False, markup=False)
+            self._print(text)
+
+    def _print(self, text: str) -> None:
+        with contextlib.suppress(OSError):  # a training goes on if nobody reads its output anymore
+            self._console.print(printable(text), soft_wrap=True, highlight=False, markup=False)
 
     def _text(self) -> str:
         return in_words(self._values, "  ")
 
 
 def in_words(values: Mapping[str, float], between: str = ", ") -> str:
-    """Write the figures that people look at first."""
+    """Return the most important metrics as text."""
     known = ((label, form, values[key]) for key, (label, form) in _SHOWN.items() if key in values)
     return between.join(f"{label} {form.format(value)}" for label, form, value in known)
 
 
 def say(shown: bool, text: str) -> None:
-    """Print a sentence where no training is under way."""
+    """Print a sentence outside of a training."""
     if shown:
-        print(text, file=sys.stderr)
+        print(printable(text), file=sys.stderr)
 
 
 def _duration(seconds: float) -> str:

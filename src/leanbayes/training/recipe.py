@@ -2,94 +2,130 @@
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Any, Literal, Self
+from dataclasses import dataclass, field, fields
+from typing import Any, Literal, Self, TypedDict
 
 import torch
-from torch import nn
 
-from leanbayes import config
-from leanbayes.bayesian import BayesianModel
+from leanbayes.core import config
+from leanbayes.engines import OptimizerSettings, make_optimizers
 from leanbayes.errors import LeanBayesError
+from leanbayes.model.bayesian import BayesianModel
 
-_DEFAULTS = {"sgd": {"lr": 0.1, "weight_decay": 5e-4}, "adamw": {"lr": 1e-3, "weight_decay": 1e-2}}
+
+def _setting(default: Any, *, whole_run: bool = False, free_on_resume: bool = False, **metadata: Any) -> Any:
+    """Declare a setting that is not of the usual kind, which a stage may change and a resumed run may not.
+
+    Args:
+        default: The default of the setting.
+        whole_run: It is the same in all stages of a run.
+        free_on_resume: It does not change the result, so it may differ when a run is resumed.
+        **metadata: What `config.current_settings` needs to know, such as the `former_default` of a new setting.
+    """
+    return field(default=default, metadata={"whole_run": whole_run, "free_on_resume": free_on_resume, **metadata})
 
 
 @config.configurable
 @dataclass(frozen=True)
 class Recipe:
-    """How to train.
+    """How to train: optimizers, schedules, precision, checkpoints and seed.
 
     Attributes:
-        epochs: passes over the training data, all stages together.
-        batch_size: examples of one optimiser step, over all processes and accumulated parts.
-        accumulate: parts that each process cuts its share of a batch into, to save memory.
-        optimiser: what trains the means, norms and biases. Adam always trains the spreads.
-        lr: learning rate of the means. None means 0.1 for sgd and 0.001 for adamw.
-        weight_decay: weight decay of the means. None means 0.0005 for sgd and 0.01 for adamw.
-        scale_lr: learning rate of the posterior's spreads, and of the noise of the data where it is learned.
+        epochs: passes over the training data, in all stages together.
+        batch_size: examples per optimizer step, over all processes and accumulated parts.
+        accumulate: parts that each process splits its share of a batch into, to save memory.
+        augment: augmentation of training images. "standard" is that of the data set, such as crops and flips for
+            CIFAR; "trivial" adds TrivialAugment (see `leanbayes.data.Augment`); "none" leaves images as they are.
+        optimizer: optimizer of the means, norms and biases under the engine backprop, where Adam trains the stds. The
+            engine ivon is itself an optimizer.
+        lr: learning rate of the means. None means 0.1 for sgd, 0.001 for adamw and 1 for the engine ivon.
+        weight_decay: weight decay of the means. None means 0.0005 for sgd and 0.01 for adamw. Under the engine ivon the
+            prior takes its place, and 0.0005 is that of norms, biases and deterministic weights.
+        scale_lr: learning rate of the stds of the posterior, and of the noise of the data if it is learned.
+        hess_init: curvature that the engine ivon starts the stds from. None chooses it by the number of examples.
         warmup: share of the steps in which the learning rates rise from 0. Then they fall as a cosine.
-        temperature: weight of the KL. 1 is the plain ELBO; networks with more weights than data want a colder one.
-        temperature_warmup: share of the steps in which the temperature rises linearly from 0.
-        temperature_end: what the temperature moves to, linearly over the rest of the steps. None means that it stays.
-        samples: draws of the weights in each training step.
-        clip: largest norm of the gradient. A larger one is scaled down.
-        precision: number format of the network's arithmetic. None means what `accelerate launch` says, else fp32.
-        compile: run the loss through torch.compile. The first steps take a minute, the others are faster.
-        channels_last: keep images and convolutions in the memory format that GPUs prefer.
+        temperature: weight of the KL, or auto to train with 1, 0.1, 0.01 and 0.001 and keep the model with the best
+            held-out likelihood, at four times the cost. 1 is the plain ELBO, which targets the Bayesian posterior.
+            Under the engine backprop, networks with more weights than examples usually need a colder one, e.g. 0.01.
+        temperature_warmup: share of the steps in which the temperature rises linearly from 0. Under the engine ivon the
+            temperature is constant.
+        temperature_end: temperature of the last step, reached linearly after the warmup. None means that it stays.
+        samples: Monte Carlo samples of the weights per training step.
+        clip: largest norm of the gradient. A larger gradient is scaled down.
+        average: decay per step, e.g. 0.999, of an exponential moving average of all trainable parameters. Each stage
+            ends with the averaged model, which is also the one that is evaluated during training. None means no
+            average.
+        precision: number format of the network's arithmetic. None means that of `accelerate launch`, or fp32.
+        compile: run the loss through torch.compile and, on one GPU, the whole step as a CUDA graph. The first steps
+            take a minute, the others are faster. What Python does in a step of the graph is done only once.
+        channels_last: store images and convolutions in the memory format that GPUs prefer.
         device: where to train. None means the GPU, if there is one.
-        unused_parameters: let several processes train a network some of whose parameters a step may not use.
-        workers: processes that read data which is not held in memory.
+        unused_parameters: let several processes train a network in which a step may not use some parameters.
+        workers: processes that read data which is not kept in memory.
         evaluate_every: epochs from one evaluation on the held-out split to the next. 0 means only at the end.
-        refresh_batchnorm: recompute BatchNorm's statistics under the posterior at the end.
+        refresh_batchnorm: recompute the statistics of BatchNorm under the posterior at the end.
         checkpoint_minutes: minutes from one checkpoint to the next.
         checkpoint_steps: steps from one checkpoint to the next, in addition to the minutes.
-        keep: how many checkpoints to keep.
+        keep: number of checkpoints to keep.
         log_every: steps from one log entry to the next.
-        seed: number that all randomness follows from: first weights, data order, augmentation, dropout and draws.
+        seed: seed of all randomness: initial weights, data order, augmentation, dropout and Monte Carlo samples.
+
+    Raises:
+        LeanBayesError: A value is of the wrong type or out of range.
+
+    Example:
+        >>> recipe = lb.Recipe(epochs=60, optimizer="sgd", temperature=0.01)
+        >>> bnn = lb.fit(network, lb.MeanField(), train_set, recipe=recipe, seed=1)
     """
 
-    epochs: int = 30
-    batch_size: int = 128
-    accumulate: int = 1
-    optimiser: Literal["sgd", "adamw"] = "adamw"
+    epochs: int = _setting(30, whole_run=True)
+    batch_size: int = _setting(128, whole_run=True)
+    accumulate: int = _setting(1, whole_run=True, free_on_resume=True)
+    augment: Literal["standard", "trivial", "none"] = _setting("standard", whole_run=True, former_default="standard")
+    optimizer: Literal["sgd", "adamw"] = config.renamed("adamw", "optimiser")
     lr: float | None = None
     weight_decay: float | None = None
     scale_lr: float = 1e-2
+    hess_init: float | None = _setting(None, former_default=None)
     warmup: float = 0.05
-    temperature: float = 0.01
+    temperature: float | Literal["auto"] = 1.0
     temperature_warmup: float = 0.5
     temperature_end: float | None = None
     samples: int = 1
     clip: float | None = None
-    precision: Literal["fp32", "bf16", "fp16"] | None = None
+    average: float | None = _setting(None, former_default=None)
+    # A resumed run compares the precision in use, which accelerate may choose.
+    precision: Literal["fp32", "bf16", "fp16"] | None = _setting(None, whole_run=True, free_on_resume=True)
     compile: bool = False
-    channels_last: bool = False
-    device: Literal["cpu", "cuda"] | None = None
-    unused_parameters: bool = False
-    workers: int = 0
-    evaluate_every: int = 1
-    refresh_batchnorm: bool = True
-    checkpoint_minutes: float = 5.0
-    checkpoint_steps: int | None = None
-    keep: int = 2
-    log_every: int = 50
-    seed: int = 0
+    channels_last: bool = _setting(False, whole_run=True)
+    device: Literal["cpu", "cuda"] | None = _setting(None, whole_run=True, free_on_resume=True)
+    unused_parameters: bool = _setting(False, whole_run=True, free_on_resume=True)
+    workers: int = _setting(0, whole_run=True, free_on_resume=True)
+    evaluate_every: int = _setting(1, free_on_resume=True)
+    refresh_batchnorm: bool = _setting(True, whole_run=True)
+    checkpoint_minutes: float = _setting(5.0, free_on_resume=True)
+    checkpoint_steps: int | None = _setting(None, free_on_resume=True)
+    keep: int = _setting(2, whole_run=True, free_on_resume=True)
+    log_every: int = _setting(50, free_on_resume=True)
+    seed: int = _setting(0, whole_run=True)
 
     def __post_init__(self) -> None:
         for name in ("epochs", "batch_size", "accumulate", "samples", "keep", "log_every"):
             self._check(name, 1, integer=True)
         for name in ("workers", "evaluate_every"):
             self._check(name, 0, integer=True)
-        for name in ("scale_lr", "temperature", "checkpoint_minutes"):
+        for name in ("scale_lr", "checkpoint_minutes", *(("temperature",) if self.temperature != "auto" else ())):
             self._check(name, 0)
         for name in ("warmup", "temperature_warmup"):
             self._check(name, 0, 1)
-        for name in ("lr", "weight_decay", "temperature_end", "clip", "checkpoint_steps"):
+        for name in ("lr", "weight_decay", "hess_init", "temperature_end", "clip", "checkpoint_steps"):
             if getattr(self, name) is not None:
                 self._check(name, 1 if name == "checkpoint_steps" else 0, integer=name == "checkpoint_steps")
+        if self.average is not None:
+            self._check("average", 0, 1)
         for name, choices in (
-            ("optimiser", ("sgd", "adamw")),
+            ("augment", ("standard", "trivial", "none")),
+            ("optimizer", ("sgd", "adamw")),
             ("precision", ("fp32", "bf16", "fp16", None)),
             ("device", ("cpu", "cuda", None)),
         ):
@@ -110,38 +146,91 @@ class Recipe:
         return config.change(self, settings)
 
     def lr_factor(self, step: int, steps: int) -> float:
-        """What the learning rates are multiplied by in a step: a linear rise, then a cosine to 0."""
+        """Return the factor of the learning rates in a step: a linear rise, then a cosine to 0.
+
+        Args:
+            step: The number of the step, from 0.
+            steps: The number of steps.
+        """
         rise = self.warmup * steps
         if step + 1 < rise:
             return (step + 1) / rise
         return 0.5 * (1 + math.cos(math.pi * (step - rise) / max(steps - rise, 1))) if step > rise else 1.0
 
     def temperature_at(self, step: int, steps: int) -> float:
-        """The temperature of a step: a linear rise, then what was asked for, or from there a line to another."""
-        rise = self.temperature_warmup * steps
-        if step + 1 < rise:
-            return self.temperature * (step + 1) / rise
-        if self.temperature_end is None:
-            return self.temperature
-        done = (step - rise) / max(steps - rise, 1) if step > rise else 0.0
-        return self.temperature + done * (self.temperature_end - self.temperature)
+        """Return the temperature in a step: a linear rise to `temperature`, then linear to `temperature_end`, if set.
 
-    def optimisers(self, bnn: BayesianModel) -> list[torch.optim.Optimizer]:
-        """Make the optimiser of the means, and that of the spreads where there are any."""
-        noise = [p for p in bnn.likelihood.parameters() if p.requires_grad]
-        spreads = [p for p in bnn.scale_parameters() if p.requires_grad] + noise
-        known = {id(p) for p in spreads}
-        means: list[nn.Parameter] = [p for p in bnn.mean_parameters() if id(p) not in known]
-        if not means and not spreads:
-            raise LeanBayesError("Nothing in this model is trainable: let some parameters require gradients.")
-        fused = bnn.device.type == "cuda"
-        settings: dict[str, Any] = {**_DEFAULTS[self.optimiser], "fused": fused}
-        settings |= {n: v for n, v in (("lr", self.lr), ("weight_decay", self.weight_decay)) if v is not None}
-        made: list[torch.optim.Optimizer] = []
-        if means and self.optimiser == "sgd":
-            made.append(torch.optim.SGD(means, momentum=0.9, nesterov=True, **settings))
-        elif means:
-            made.append(torch.optim.AdamW(means, **settings))
-        if spreads:
-            made.append(torch.optim.Adam(spreads, lr=self.scale_lr, fused=fused))
-        return made
+        Args:
+            step: The number of the step, from 0.
+            steps: The number of steps.
+        """
+        temperature, rise = self._known_temperature(), self.temperature_warmup * steps
+        if step + 1 < rise:
+            return temperature * (step + 1) / rise
+        if self.temperature_end is None:
+            return temperature
+        done = (step - rise) / max(steps - rise, 1) if step > rise else 0.0
+        return temperature + done * (self.temperature_end - temperature)
+
+    def _known_temperature(self) -> float:
+        if self.temperature == "auto":
+            raise LeanBayesError("temperature='auto' is chosen by lb.fit: give a number here.")
+        return self.temperature
+
+    def optimizers(self, bnn: BayesianModel, num_data: int, *, keep_std: bool = False) -> list[torch.optim.Optimizer]:
+        """Return the optimizers that the engine of the model's method trains it with.
+
+        Args:
+            bnn: The model.
+            num_data: The number of training examples.
+            keep_std: Whether a training continues, so that the stds stay as they are.
+
+        Raises:
+            LeanBayesError: No parameter of the model requires a gradient, or the engine cannot train this posterior.
+        """
+        names = ("optimizer", "lr", "weight_decay", "scale_lr", "hess_init")
+        settings = {name: getattr(self, name) for name in names} | {"temperature": self._known_temperature()}
+        return make_optimizers(bnn, OptimizerSettings(num_data=num_data, keep_std=keep_std, **settings))
+
+
+WHOLE_RUN = tuple(one.name for one in fields(Recipe) if one.metadata.get("whole_run"))
+FREE_ON_RESUME = tuple(one.name for one in fields(Recipe) if one.metadata.get("free_on_resume"))
+
+
+class RecipeSettings(TypedDict, total=False):
+    """Some of the settings of a `Recipe`, which documents them, as keyword arguments of `fit`.
+
+    Example:
+        >>> settings: RecipeSettings = {"epochs": 60, "optimizer": "sgd"}
+        >>> bnn = lb.fit(network, lb.MeanField(), train_set, **settings)
+    """
+
+    epochs: int
+    batch_size: int
+    accumulate: int
+    augment: Literal["standard", "trivial", "none"]
+    optimizer: Literal["sgd", "adamw"]
+    lr: float | None
+    weight_decay: float | None
+    scale_lr: float
+    hess_init: float | None
+    warmup: float
+    temperature: float | Literal["auto"]
+    temperature_warmup: float
+    temperature_end: float | None
+    samples: int
+    clip: float | None
+    average: float | None
+    precision: Literal["fp32", "bf16", "fp16"] | None
+    compile: bool
+    channels_last: bool
+    device: Literal["cpu", "cuda"] | None
+    unused_parameters: bool
+    workers: int
+    evaluate_every: int
+    refresh_batchnorm: bool
+    checkpoint_minutes: float
+    checkpoint_steps: int | None
+    keep: int
+    log_every: int
+    seed: int

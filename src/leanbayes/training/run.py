@@ -1,53 +1,61 @@
-"""One run: its stages one after the other, from the last checkpoint on, and what is left of it in its folder.
+"""One run: its stages, from the last checkpoint if there is one, to the files that it leaves in its folder.
 
-Data order, augmentation, dropout and schedules are functions of (seed, step), and the draws' counter lies in the
-model. So the state of a training is the model, its optimisers and a step number, and a resumed run repeats the
-uninterrupted one. A batch is cut into processes × accumulate parts; which process takes which part changes nothing.
+Data order, augmentation, dropout and schedules are functions of (seed, step), and the model stores the counter of its
+noise. So the state of a training is the model, its optimizers and a step number, and a resumed run repeats the
+uninterrupted one. A batch is split into processes × accumulate parts. The result does not depend on which process
+computes which part.
 """
 
 import contextlib
 import copy
-import hashlib
-import shutil
-from collections.abc import Iterable, Sequence
-from itertools import islice, pairwise
+import math
+from collections.abc import Callable, Iterable
+from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from accelerate import Accelerator
+from accelerate.utils import broadcast_object_list
 from torch import Tensor, nn
 
-from leanbayes import config
-from leanbayes.bayesian import BayesianModel
-from leanbayes.conversion import bayesianize
-from leanbayes.data import Batches, Data, fingerprint
-from leanbayes.errors import LeanBayesError
+from leanbayes.core.files import reason_of
+from leanbayes.core.layout import Select
+from leanbayes.core.network import input_dtype
+from leanbayes.data import Batches, Data
+from leanbayes.deploy.loading import load
+from leanbayes.deploy.model_file import save
+from leanbayes.errors import FileFormatError, LeanBayesError
 from leanbayes.evaluation import evaluate
-from leanbayes.files import PART
-from leanbayes.layout import Select, choose
 from leanbayes.likelihoods import Likelihood
-from leanbayes.method import Method, Stage, Training
-from leanbayes.network import input_dtype
-from leanbayes.saving import load
-from leanbayes.training.checkpoints import Checkpoints
-from leanbayes.training.clock import Clock
+from leanbayes.model.bayesian import BayesianModel
+from leanbayes.model.conversion import bayesianize
+from leanbayes.model.method import Method, Training
+from leanbayes.training.checkpoints import Checkpoints, TrainingState
+from leanbayes.training.identity import check_same_run, identity
+from leanbayes.training.journal import Journal
 from leanbayes.training.loop import Loop
-from leanbayes.training.progress import Progress, in_words, say
+from leanbayes.training.plan import StagePlan, plan_stages
+from leanbayes.training.progress import Progress, say
 from leanbayes.training.recipe import Recipe
 from leanbayes.training.record import Record, read_record
+from leanbayes.training.run_folder import (
+    CHECKPOINTS,
+    MODEL,
+    RECORD,
+    TENSORBOARD,
+    locked_folder,
+    remove_leftovers,
+    remove_run,
+)
 from leanbayes.training.stopping import StopSignals
 
-REFRESH_EXAMPLES = 30_000  # enough for BatchNorm's statistics
-_MODEL = "model.safetensors"
+REFRESH_EXAMPLES = 30_000  # enough for the statistics of BatchNorm
+T = TypeVar("T")
 
 
 class Run:
-    """One call of fit."""
-
-    progress: Progress
-    stop: StopSignals
-    clock: Clock
+    """One call of `fit`, whose arguments it takes."""
 
     def __init__(
         self,
@@ -56,279 +64,274 @@ class Run:
         data: Data,
         recipe: Recipe,
         accelerator: Accelerator,
-        out: str | Path | None,
+        folder: Path | None,
         likelihood: Likelihood | None,
         select: Select,
         notes: dict[str, Any],
     ) -> None:
-        self.start = model
+        self._start = model
         if isinstance(model, BayesianModel):
             model = model.to_deterministic()
         if recipe.channels_last:
             model = copy.deepcopy(model).to(memory_format=torch.channels_last)  # type: ignore[call-overload]
-        self.network, self.method, self.data, self.recipe, self.accelerator = model, method, data, recipe, accelerator
-        self.likelihood, self.select = likelihood or data.likelihood(), select
-        self.folder = None if out is None else Path(out).expanduser()
-        self.checkpoints = None if self.folder is None else Checkpoints(self.folder / "checkpoints", recipe.keep)
+        self._network, self._method, self._data, self._recipe = model, method, data, recipe
+        self._accelerator, self._likelihood, self._select = accelerator, likelihood or data.likelihood(), select
+        self._folder = folder
+        self._problem = ""  # what is wrong with the model file of the finished run
+        self._checkpoints = None if folder is None else Checkpoints(folder / CHECKPOINTS, recipe.keep)
         world, rank = accelerator.num_processes, accelerator.process_index
         parts = world * recipe.accumulate
-        identity = self._identity(parts)
+        own = identity(model, method, recipe, data, self._likelihood, select, accelerator.mixed_precision, parts)
         for name in notes:
-            if name in identity:
-                raise LeanBayesError(f"notes cannot have {name!r}, which run.json has already: choose another name.")
-        self.record = Record(self.folder, {**identity, **notes})
-        self.batches = self._batches(data.train, True, parts=parts, mine=range(rank, parts, world))
-        self.held_out = self._batches(data.validation, False, parts=world, mine=[rank])
-        self.stages = _with_epochs(method.stages(), recipe.epochs)
-        self.recipes = [_of_stage(recipe, stage) for stage, _ in self.stages]
-        self.steps_done = 0  # of all stages
-        self.steps = recipe.epochs * len(self.batches)
+            if name in own:
+                raise LeanBayesError(f"notes cannot contain {name!r}, which run.json has already: use another name.")
+        self._record = Record(self._folder, {**own, **notes})
+        self._batches = self._in_batches(data.train, True, parts=parts, mine=range(rank, parts, world))
+        self._held_out = self._in_batches(data.validation, False, parts=world, mine=[rank])
+        self._plans = plan_stages(method, recipe)
 
-    def _identity(self, parts: int) -> dict[str, Any]:
-        """Describe what a run is: two that differ in this are not one run that goes on."""
-        shapes = [(name, tuple(tensor.shape)) for name, tensor in self.network.state_dict().items()]
-        modules = [(name, type(module).__qualname__) for name, module in self.network.named_modules()]
-        selected = None if self.select is None else [slot.name for slot in choose(self.network, self.select)[0]]
-        return {
-            "method": config.encode(self.method),
-            "recipe": config.encode(self.recipe),
-            "precision": self.accelerator.mixed_precision,
-            "data": self.data.name,
-            "examples": fingerprint(self.data.train),
-            "architecture": hashlib.sha256(repr([shapes, modules]).encode()).hexdigest()[:16],
-            "likelihood": config.encode(self.likelihood),
-            "selected": selected,
-            "parts_of_a_batch": parts,  # processes × accumulate
-        }
-
-    def _batches(self, dataset: Any, train: bool, augment: bool = True, **share: Any) -> Batches:
+    def _in_batches(self, dataset: Any, train: bool, augment: bool = True, **share: Any) -> Batches:
         return Batches(
             dataset,
-            self.recipe.batch_size,
-            device=self.accelerator.device,
-            seed=self.recipe.seed,
+            self._recipe.batch_size,
+            device=self._accelerator.device,
+            seed=self._recipe.seed,
             shuffle=train,
-            augment=self.data.augment if train and augment else None,
-            normalise=self.data.normalise,
-            workers=self.recipe.workers,
-            channels_last=self.recipe.channels_last,
-            ignore_index=getattr(self.likelihood, "ignore_index", self.data.ignore_index),
-            dtype=input_dtype(self.network),
+            augment=self._data.augmentation(self._recipe.augment) if train and augment else None,
+            normalize=self._data.normalize,
+            workers=self._recipe.workers,
+            channels_last=self._recipe.channels_last,
+            ignore_index=getattr(self._likelihood, "ignore_index", self._data.ignore_index),
+            dtype=input_dtype(self._network),
             **share,
         )
 
-    # -- the whole ----------------------------------------------------------------------------------------------------
-
     def train(self, overwrite: bool, shown: bool) -> BayesianModel:
-        """Run the stages; a finished run is only loaded."""
-        if self.folder is not None and overwrite:
-            self._empty(self.folder)
-        bnn, state = self._from_checkpoint()
-        if bnn is not None and state is None:
-            say(shown, f"The run in {self.folder} is finished: nothing was trained. --overwrite starts anew.")
-            return bnn
-        self.steps_done = state["steps_done"] if state else 0
-        self.clock = Clock(self.accelerator.device, state["seconds"] if state else 0.0)
-        if self.accelerator.device.type == "cuda":
-            torch.cuda.reset_peak_memory_stats(self.accelerator.device)
-        first = self.accelerator.is_main_process
-        tensorboard = self.folder / "tensorboard" if self.folder is not None and first else None
-        name = type(self.method).__name__
-        with Progress(name, self.steps, shown, tensorboard, self.steps_done) as self.progress:
-            where = f" in {self.folder}" if self.folder is not None else ""
-            begin = f"going on from step {self.steps_done} of {self.steps}" if state else f"{self.steps} steps"
-            self.progress.say(f"{name} on {self.data.name}: {self.batches.examples:,} examples, {begin}{where}")
-            self._write_record()
-            try:
-                with StopSignals(self.folder is not None, repeated=self.accelerator.num_processes > 1) as self.stop:
-                    for number in range(state["stage"] if state else 0, len(self.stages)):
-                        bnn = self._train_stage(number, bnn, state)
+        """Train all stages and return the model. If the run is finished already, only load it.
+
+        Args:
+            overwrite: Whether to remove an earlier run from the folder first.
+            shown: Whether this process shows the progress.
+        """
+        folder = self._folder
+        if folder is None:
+            return self._train(None, None, shown)
+        if not overwrite:
+            bnn = self._finished(folder)
+            if bnn is not None:
+                say(shown, f"The run in {folder} is finished: nothing was trained. --overwrite starts again.")
+                return bnn
+        with contextlib.ExitStack() as stack:
+            self._agreed(lambda: stack.enter_context(locked_folder(folder)))
+            if overwrite:
+                self._agreed(lambda: remove_run(folder))
+            return self._train(*self._saved(folder), shown)
+
+    def _train(self, bnn: BayesianModel | None, state: TrainingState | None, shown: bool) -> BayesianModel:
+        """Train the remaining stages, from the model and state of a checkpoint if they are given."""
+        if self._accelerator.device.type == "cuda":
+            torch.cuda.reset_peak_memory_stats(self._accelerator.device)
+        first = self._accelerator.is_main_process
+        tensorboard = self._folder / TENSORBOARD if self._folder is not None and first else None
+        name, steps = type(self._method).__name__, self._recipe.epochs * len(self._batches)
+        done = state["steps_done"] if state else 0
+        with Progress(name, steps, shown, tensorboard, done) as progress:
+            where = f" in {self._folder}" if self._folder is not None else ""
+            length = f"continuing from step {done} of {steps}" if state else f"{steps} steps"
+            progress.say(f"{name} on {self._data.name}: {self._batches.examples:,} examples, {length}{where}")
+            journal = Journal(
+                self._record, progress, self._checkpoints, self._accelerator, self._batches.batch_size, state
+            )
+            with journal.recording():
+                with StopSignals(self._folder is not None, repeated=self._accelerator.num_processes > 1) as stop:
+                    journal.running()
+                    for plan in self._plans[state["stage"] if state else 0 :]:
+                        bnn = self._train_stage(plan, bnn, state, journal, stop)
                         state = None
                 assert bnn is not None
-                return self._finish(bnn)
-            except BaseException as error:
-                stopped = isinstance(error, KeyboardInterrupt)
-                self.record.values["status"] = "stopped" if stopped else f"failed: {error}"
-                with contextlib.suppress(LeanBayesError):  # the first error is the one to tell
-                    self._write_record()
-                raise
+                self._finish(bnn, journal)
+        return bnn
 
-    def _empty(self, folder: Path) -> None:
-        """Remove what an earlier run has left."""
-        if self.accelerator.is_main_process and folder.is_dir():
-            for name in ("checkpoints", "tensorboard"):
-                shutil.rmtree(folder / name, ignore_errors=True)
-            for name in ("run.json", _MODEL):
-                (folder / name).unlink(missing_ok=True)
-        self.accelerator.wait_for_everyone()
+    def held_out_nll(self) -> float:
+        """Return the NLL of the trained model on the held-out split, nan if it has none."""
+        scores = self._record.scores
+        if not scores and self._folder is not None:  # the run was finished before
+            scores = read_record(self._folder)["scores"]
+        return float(scores.get("validation", {}).get("nll", math.nan))
 
-    def _from_checkpoint(self) -> tuple[BayesianModel | None, dict[str, Any] | None]:
-        """Return what the folder holds: the model of a finished run, or a model with the state to go on from."""
-        bnn, state = None, None
-        if self.folder is None or self.checkpoints is None:
-            return None, None
-        if not (self.folder / "run.json").is_file() and self.checkpoints.latest() is not None:
-            raise LeanBayesError(
-                f"{self.folder} holds checkpoints, but no run.json that tells what they are: remove them, or overwrite."
-            )
-        if (self.folder / "run.json").is_file():
-            old = read_record(self.folder)
-            self.record.check_same(old)
-            latest = self.checkpoints.latest()
+    # -- the folder ---------------------------------------------------------------------------------------------------
+
+    def _agreed(self, decide: Callable[[], T]) -> T:
+        """Return in every process what the main process decides. All processes raise its error."""
+        found: list[Any] = [None, None]
+        if self._accelerator.is_main_process:
+            try:
+                found[0] = decide()
+            except LeanBayesError as error:
+                found[1] = error
+            except OSError as error:
+                found[1] = LeanBayesError(f"Cannot use {self._folder} ({reason_of(error)}): choose a writable folder.")
+        value, problem = broadcast_object_list(found)
+        if problem is not None:
+            raise problem
+        return value
+
+    def _finished(self, folder: Path) -> BayesianModel | None:
+        """Return the model of a finished run, or None if there is something to train or to restore."""
+        loaded: list[BayesianModel] = []
+
+        def is_finished() -> bool:
+            if not (folder / RECORD).is_file():
+                return False
+            old = read_record(folder)
+            check_same_run(folder, old, self._record.config)
             if old["status"] == "finished":
-                bnn = load(self.folder / _MODEL, self.network).to(self.accelerator.device).eval()
-            elif latest is not None:
-                bnn, state = self.checkpoints.load(latest, self.network)
-                self.record.values |= {"history": state["history"], "costs": state["costs"]}
-                # The counter of draws counts those of one process.
-                bnn.noise.state[1] = bnn.noise.state[1] * state["processes"] // self.accelerator.num_processes
-        self.accelerator.wait_for_everyone()  # nobody writes before all have read
-        if self.accelerator.is_main_process:
-            for leftover in self.folder.glob(f"*{PART}"):  # of a process that was killed while it wrote
-                leftover.unlink(missing_ok=True)
-            self.checkpoints.clean()
+                try:
+                    loaded.append(load(folder / MODEL, self._network))
+                except FileFormatError as error:  # `_saved` restores it
+                    self._problem = str(error).partition(": save the model")[0].rstrip(".")
+            return bool(loaded)
+
+        if not self._agreed(is_finished):
+            return None
+        bnn = loaded[0] if loaded else load(folder / MODEL, self._network)
+        return bnn.to(self._accelerator.device).eval()
+
+    def _saved(self, folder: Path) -> tuple[BayesianModel | None, TrainingState | None]:
+        """Return the model and state of the newest intact checkpoint, or None and None to start a new run."""
+        assert self._checkpoints is not None
+        checkpoints = self._checkpoints
+        loaded: list[tuple[BayesianModel, TrainingState]] = []
+
+        def choose() -> tuple[Path | None, list[Path]]:
+            status = self._status(folder)
+            found = None if status is None else checkpoints.load_latest(self._network)
+            problem = f"The model of the finished run in {folder} cannot be read ({self._problem})"
+            if found is None:
+                if status == "finished":
+                    raise FileFormatError(
+                        f"{problem}, and it has no checkpoints: overwrite the run (--overwrite) to train it again."
+                    )
+                return None, []
+            path, bnn, state, damaged = found
+            loaded.append((bnn, state))
+            if status == "finished":
+                say(True, f"{problem}: it is restored from {path.name}, without a later calibration.")
+            for problem in damaged.values():
+                say(True, f"{problem}: it is removed, and the run continues from {path.name}.")
+            return path, [*damaged]
+
+        latest, damaged = self._agreed(choose)
+        bnn: BayesianModel | None = None
+        state: TrainingState | None = None
+        if latest is not None:
+            bnn, state = loaded[0] if loaded else checkpoints.load(latest, self._network)
+            # The counter of the noise counts the samples of one process.
+            bnn.noise.state[1] = bnn.noise.state[1] * state["processes"] // self._accelerator.num_processes
+        self._accelerator.wait_for_everyone()  # no process may write before all have read
+
+        def clean() -> None:
+            for path in damaged:
+                checkpoints.remove(path)
+            remove_leftovers(folder)
+            if not (folder / RECORD).exists():
+                self._record.write()  # the first file, so that all others are known to be those of a run
+
+        self._agreed(clean)
         return bnn, state
 
-    def _train_stage(self, number: int, bnn: BayesianModel | None, state: dict[str, Any] | None) -> BayesianModel:
-        stage, epochs = self.stages[number]
+    def _status(self, folder: Path) -> str | None:
+        """Return the status of the run in a folder, or None if there is none. Raise an error for any other run."""
+        if not (folder / RECORD).is_file():
+            if self._checkpoints is not None and self._checkpoints.latest() is not None:
+                raise LeanBayesError(
+                    f"{folder} holds checkpoints, but no run.json that describes them: remove them, or choose another "
+                    "folder."
+                )
+            if (folder / MODEL).exists():
+                raise LeanBayesError(
+                    f"{folder / MODEL} is not that of a run, and training would replace it: choose another folder."
+                )
+            return None
+        old = read_record(folder)
+        check_same_run(folder, old | {"status": "stopped"}, self._record.config)  # steps may be left to train
+        return old["status"]
+
+    # -- stages -------------------------------------------------------------------------------------------------------
+
+    def _train_stage(
+        self,
+        plan: StagePlan,
+        bnn: BayesianModel | None,
+        state: TrainingState | None,
+        journal: Journal,
+        stop: StopSignals,
+    ) -> BayesianModel:
+        """Train one stage, from the model of the stage before it (if any) or from the state of a checkpoint."""
         if state is None:
-            bnn = self._next_model(number, stage, bnn)
+            bnn = self._next_model(plan, bnn)
         assert bnn is not None
-        bnn = bnn.to(self.accelerator.device).train()
-        steps = epochs * len(self.batches)
+        bnn = bnn.to(self._accelerator.device).train()
         training = Training(
             bnn,
-            steps,
-            self.batches.examples,
-            self.plain_batches,
-            average=self.average,
-            autocast=self.accelerator.autocast,
+            plan.epochs * len(self._batches),
+            self._batches.examples,
+            self._plain_batches,
+            average=self._average,
+            autocast=self._accelerator.autocast,
         )
         if state is None:
-            stage.method.start(training)
-            bnn = training.model.to(self.accelerator.device).train()  # which it may have replaced
+            plan.method.start(training)
+            bnn = training.model.to(self._accelerator.device).train()  # `start` may have replaced it
         else:
             training.step = state["step"]
-        recipe = self.recipes[number]
-        training.optimisers = recipe.optimisers(bnn)
-        self.progress.stage(type(stage.method).__name__)
-        Loop(self, number, recipe, stage.method, training, state).run()
+        training.optimizers = plan.recipe.optimizers(bnn, training.num_data, keep_std=state is not None)
+        journal.stage(type(plan.method).__name__)
+        Loop(plan, training, self._batches, self._accelerator, journal, self._validate, stop, state).run()
         return bnn
 
-    def _next_model(self, number: int, stage: Stage, bnn: BayesianModel | None) -> BayesianModel:
+    def _next_model(self, plan: StagePlan, bnn: BayesianModel | None) -> BayesianModel:
+        """Return the model that a stage starts from."""
+        first = self._start if isinstance(self._start, BayesianModel) else self._network
         return bayesianize(
-            self._first() if bnn is None else bnn,
-            stage.method,
-            select=self.select if stage.method.bayesian_weights else None,
-            likelihood=copy.deepcopy(self.likelihood) if bnn is None else None,
-            seed=self.recipe.seed + number,
+            first if bnn is None else bnn,
+            plan.method,
+            select=self._select if plan.method.bayesian_weights else None,
+            likelihood=copy.deepcopy(self._likelihood) if bnn is None else None,
+            seed=self._recipe.seed + plan.number,
         )
 
-    def _first(self) -> nn.Module:
-        """Return what the first stage starts from: the network, or a Bayesian model with its variances."""
-        return self.start if isinstance(self.start, BayesianModel) else self.network
-
-    def _finish(self, bnn: BayesianModel) -> BayesianModel:
-        """Refresh BatchNorm, score on the held-out split, and save."""
+    def _finish(self, bnn: BayesianModel, journal: Journal) -> None:
+        """Refresh BatchNorm, save the model, and evaluate it on the held-out split."""
         bnn.eval()
-        if self.recipe.refresh_batchnorm:
+        if self._recipe.refresh_batchnorm:
             # Augmented as in training: the statistics of plain images cost ResNet-18 on CIFAR-10 1 % of accuracy.
-            batches = self._batches(self.data.train, True).epoch()
-            some = islice(batches, max(1, REFRESH_EXAMPLES // self.recipe.batch_size))
-            with self.accelerator.autocast():
-                bnn.refresh_batchnorm((x for x, _ in some), torch.Generator().manual_seed(self.recipe.seed))
-        values = self.record.values
-        values["costs"]["trainable"] = sum(p.numel() for p in bnn.parameters() if p.requires_grad)
-        tensors = {(t.data_ptr(), t.numel()): t.numel() for t in bnn.state_dict().values()}  # tied ones once
-        values["costs"]["stored"] = sum(tensors.values())
-        if self.folder is not None and self.accelerator.is_main_process:
-            bnn.save(self.folder / _MODEL)
-            values["costs"]["file_bytes"] = (self.folder / _MODEL).stat().st_size
-        values["scores"]["validation"] = scores = self.evaluate(bnn)
-        values["status"] = "finished"
-        self._write_record()
-        self.progress.say(f"Held-out split: {in_words(scores)}")
-        self.accelerator.wait_for_everyone()
-        return bnn
+            batches = self._in_batches(self._data.train, True).epoch()
+            some = islice(batches, max(1, REFRESH_EXAMPLES // self._recipe.batch_size))
+            with self._accelerator.autocast():
+                bnn.refresh_batchnorm((x for x, _ in some), torch.Generator().manual_seed(self._recipe.seed))
+        costs = {"trainable": sum(p.numel() for p in bnn.parameters() if p.requires_grad)}
+        tensors = {(t.data_ptr(), t.numel()): t.numel() for t in bnn.state_dict().values()}  # tied tensors count once
+        costs["stored"] = sum(tensors.values())
+        if self._folder is not None and self._accelerator.is_main_process:
+            save(bnn, self._folder / MODEL)
+            costs["file_bytes"] = (self._folder / MODEL).stat().st_size
+        journal.add_costs(costs)
+        journal.finish(self._validate(bnn, samples=None))
+        self._accelerator.wait_for_everyone()
 
-    # -- what the loop needs ------------------------------------------------------------------------------------------
+    # -- what loops and hooks are given -------------------------------------------------------------------------------
 
-    def evaluate(self, bnn: BayesianModel, samples: int | None = None) -> dict[str, float]:
-        """Score on the held-out split, with noise that leaves the training's alone."""
-        batches, scale = self.held_out.epoch(), self.data.target_std
-        with self.accelerator.autocast():
-            return evaluate(bnn, batches, samples=samples, seed=self.recipe.seed, target_scale=scale, details=False)
+    def _validate(self, bnn: BayesianModel, samples: int | None = 1) -> dict[str, float]:
+        """Score a model on the held-out split, with noise that does not touch that of the training."""
+        batches, scale = self._held_out.epoch(), self._data.target_std
+        with self._accelerator.autocast():
+            return evaluate(bnn, batches, samples=samples, seed=self._recipe.seed, target_scale=scale, details=False)
 
-    def plain_batches(self) -> Iterable[tuple[Any, Tensor]]:
-        """Give training batches (x, y) without augmentation, the same in every process."""
-        return self._batches(self.data.train, True, augment=False).epoch()
+    def _plain_batches(self) -> Iterable[tuple[Any, Tensor]]:
+        """Return training batches (x, y) without augmentation, the same in every process."""
+        return self._in_batches(self._data.train, True, augment=False).epoch()
 
-    def average(self, tensor: Tensor) -> Tensor:
-        """Average over the processes."""
-        return self.accelerator.reduce(tensor.clone(), "mean")
-
-    def checkpoint(self, number: int, training: Training, state: dict[str, Any]) -> None:
-        """Write a checkpoint: the model, and where its training stands; a model that went astray is not written."""
-        if self.checkpoints is None or not self.accelerator.is_main_process:
-            return
-        for name, parameter in training.model.named_parameters():
-            if not parameter.isfinite().all():
-                raise self.stopped(f"{name} contains NaN or infinity: lower the learning rate or clip the gradient.")
-        state |= {
-            "stage": number,
-            "step": training.step,
-            "steps_done": self.steps_done,
-            "optimisers": [optimiser.state_dict() for optimiser in training.optimisers],
-            "history": self.record.values["history"],
-            "costs": self.record.values["costs"],
-            "seconds": self.clock.read(),
-            "processes": self.accelerator.num_processes,
-        }
-        self.checkpoints.save(self.steps_done, training.model, state)
-        self._write_record()
-
-    def stopped(self, reason: str) -> LeanBayesError:
-        """Make the error of a training that went astray."""
-        latest = self.checkpoints.latest() if self.checkpoints is not None else None
-        intact = f" The checkpoint {latest.name} in {self.folder} is intact." if latest else ""
-        return LeanBayesError(f"Training stopped at step {self.steps_done}. {reason}{intact}")
-
-    def _write_record(self) -> None:
-        if self.accelerator.is_main_process:
-            self.record.write()
-
-
-_FIXED = (
-    "accumulate",
-    "batch_size",
-    "channels_last",
-    "device",
-    "epochs",
-    "keep",
-    "precision",
-    "refresh_batchnorm",
-    "seed",
-    "unused_parameters",
-    "workers",
-)
-
-
-def _of_stage(recipe: Recipe, stage: Stage) -> Recipe:
-    """Change the recipe for a stage, save for what holds for the whole run."""
-    for name in stage.settings:
-        if name in _FIXED:
-            raise LeanBayesError(f"{name} holds for a whole training: leave it out of the settings of a stage.")
-    return recipe.changed(stage.settings)
-
-
-def _with_epochs(stages: Sequence[Stage], epochs: int) -> list[tuple[Stage, int]]:
-    """Share the epochs out, so that they add up."""
-    total = sum(stage.share for stage in stages)
-    ends, reached = [0], 0.0
-    for stage in stages:
-        reached += stage.share
-        ends.append(round(epochs * reached / total))
-    counts = [end - start for start, end in pairwise(ends)]
-    if min(counts, default=0) < 1:
-        raise LeanBayesError(f"epochs={epochs} are too few for {len(stages)} stages: each needs at least one.")
-    return list(zip(stages, counts, strict=True))
+    def _average(self, tensor: Tensor) -> Tensor:
+        """Return the mean of a tensor over all processes."""
+        return self._accelerator.reduce(tensor.clone(), "mean")

@@ -1,4 +1,4 @@
-"""Brightness, contrast and coarse pixels."""
+"""Brightness, contrast and pixelation."""
 
 import torch
 from torch import Tensor
@@ -11,21 +11,21 @@ _CELLS = Scale((0.95, 0.9, 0.85, 0.75, 0.65), (0.6, 0.5, 0.4, 0.3, 0.25))
 
 
 def brightness(images: Tensor, severity: int, generator: torch.Generator) -> Tensor:
-    """Add to the value of HSV, the largest channel v: x min(v + c, 1) / v, and grey where the image is black."""
+    """Increase the HSV value v (the largest channel): x min(v + c, 1) / v; black becomes gray."""
     value = images.amax(1, keepdim=True)
     lit = (value + _ADDED.at(severity, images)).clamp(max=1)
     return torch.where(value > 1e-6, images * (lit / value.clamp_min(1e-6)), lit)
 
 
 def contrast(images: Tensor, severity: int, generator: torch.Generator) -> Tensor:
-    """Shrink towards the mean of each channel: m + c (x - m)."""
+    """Shrink toward the mean of each channel: m + c (x - m)."""
     return torch.lerp(images.mean((2, 3), keepdim=True), images, _KEPT.at(severity, images))
 
 
 def pixelate(images: Tensor, severity: int, generator: torch.Generator) -> Tensor:
-    """Average over square cells, of which c times as many as pixels fit along each side.
+    """Average over square cells, c times as many as pixels along each side.
 
-    Below 24 pixels such a cell is as wide as a stroke: there the image is mixed with its means over two by two pixels.
+    Below 24 pixels a cell is as wide as a stroke of a digit: such images are mixed with their means over 2 × 2 pixels.
     """
     share, size = _CELLS.at(severity, images), side(images)
     cell = size / int(min(size, LARGE) * share) if size >= 24 else 2.0
@@ -35,7 +35,7 @@ def pixelate(images: Tensor, severity: int, generator: torch.Generator) -> Tenso
 
 
 def cells(size: int, cell: float) -> Tensor:
-    """Make the matrix (size, size) that gives a pixel the mean over the cell that its centre lies in."""
+    """Return the matrix (size, size) that replaces each pixel by the mean over the cell of its center."""
     pixels = torch.arange(size, dtype=torch.float64)
     start = ((pixels + 0.5) / cell).floor() * cell
     end = (start + cell).clamp(max=size)

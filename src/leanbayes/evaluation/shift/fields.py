@@ -1,7 +1,7 @@
 """Random fields: smooth noise for clouds, crystals and displacements.
 
-All noise is drawn on the CPU, so that it is the same on every device. Fields are made in the Fourier domain, and go on
-periodically beyond their edges.
+All noise is drawn on the CPU, so that it is the same on every device. Fields are generated in the Fourier domain and
+are periodic.
 """
 
 import math
@@ -13,19 +13,19 @@ Shape = tuple[int, ...]
 
 
 def white(shape: Shape, generator: torch.Generator, device: torch.device) -> Tensor:
-    """Draw standard normals."""
+    """Draw standard normal values."""
     return torch.randn(shape, generator=generator, device="cpu").to(device)
 
 
 def uniform(shape: Shape, low: float, high: float, generator: torch.Generator, device: torch.device) -> Tensor:
-    """Draw uniform numbers between two bounds."""
+    """Draw uniform values between two bounds."""
     return torch.rand(shape, generator=generator, device="cpu").mul_(high - low).add_(low).to(device)
 
 
 def fractal(shape: Shape, decay: float, generator: torch.Generator, device: torch.device) -> Tensor:
     """Draw plasma clouds of shape (n, height, width), each from 0 to 1.
 
-    At half the distance the amplitude is decay² times less, as in the midpoint displacement of Hendrycks & Dietterich:
+    The amplitude falls by decay² at half the distance, as in the midpoint displacement of Hendrycks & Dietterich:
     the spectrum is |f|^-(1 + H) with the Hurst exponent H = 2 log₂ decay.
     """
     rows, columns = _frequencies(shape, device)
@@ -35,7 +35,7 @@ def fractal(shape: Shape, decay: float, generator: torch.Generator, device: torc
 
 
 def smooth(shape: Shape, sigma: float, generator: torch.Generator, device: torch.device) -> Tensor:
-    """Draw fields whose mean square is 1: white noise under a Gaussian filter of sigma pixels."""
+    """Draw fields with mean square 1: white noise, filtered by a Gaussian of sigma pixels."""
     along = torch.zeros((1, 1, 1), device=device)
     return streaks(along.expand(*shape[:-2], 1, 1), shape, sigma, sigma, generator, device)
 
@@ -43,7 +43,7 @@ def smooth(shape: Shape, sigma: float, generator: torch.Generator, device: torch
 def streaks(
     angle: Tensor, shape: Shape, length: float, thickness: float, generator: torch.Generator, device: torch.device
 ) -> Tensor:
-    """Draw fields whose mean square is 1: noise under a Gaussian filter, long along angles (n, 1, 1), thin across."""
+    """Draw fields with mean square 1: noise, filtered by a Gaussian elongated along angles (n, 1, 1)."""
     rows, columns = _frequencies(shape, device)
     along = columns * angle.cos() + rows * angle.sin()
     across = rows * angle.cos() - columns * angle.sin()
@@ -53,7 +53,7 @@ def streaks(
 
 
 def _frequencies(shape: Shape, device: torch.device) -> tuple[Tensor, Tensor]:
-    """Return the vertical and the horizontal frequencies of a real Fourier transform, in cycles per pixel."""
+    """Return the vertical and horizontal frequencies of a real Fourier transform, in cycles per pixel."""
     height, width = shape[-2:]
     return torch.fft.fftfreq(height, device=device)[:, None], torch.fft.rfftfreq(width, device=device)[None]
 

@@ -1,6 +1,6 @@
-// One figure: its panels, their axes, and the marks in them.
+// Draws one figure: its panels, axes and marks.
 const INSET = 8; // pixels between the frame and the outermost marks
-const GAP = 28; // pixels between panels, and room to the right of the last tick
+const GAP = 28; // pixels between panels, and to the right of the last tick
 const pen = document.createElement("canvas").getContext("2d");
 
 function textWidth(text) {
@@ -8,7 +8,7 @@ function textWidth(text) {
   return pen.measureText(text).width;
 }
 
-// Takes letters out of the middle of a text that is too long: names of layers differ at both ends.
+// Shortens a long text in the middle, because names of layers differ at both ends.
 function fitted(text, room) {
   if (textWidth(text) <= room) return text;
   let kept = text.length - 1;
@@ -17,14 +17,14 @@ function fitted(text, room) {
   return cut();
 }
 
-// Methods differ in colour, marker and dashes. The series of one method differ in dashes, and where it has a panel of
-// its own, in shade and markers, too.
+// Methods differ in color, marker and dashes. The series of one method differ in dashes and, if the method has its own
+// panel, also in shade and markers.
 function styleOf(figure, series) {
   const method = METHODS[series.method];
   const order = figure.names.indexOf(series.name);
   const several = figure.names.length > 1;
   return {
-    colour: `c${method.colour} t${figure.apart ? order % 2 : 0}`,
+    color: `c${method.color} t${figure.apart ? order % 2 : 0}`,
     dash: `d${several || figure.apart ? order % 5 : method.dash}`,
     fill: `f${Math.min(order, 2)}`,
     shape: outline(several && figure.apart ? order % 10 : method.marker),
@@ -32,7 +32,7 @@ function styleOf(figure, series) {
   };
 }
 
-// What all panels share: the ranges of the axes, or the names along x.
+// The ranges of the axes, or the names along x, which all panels share.
 function rangesOf(figure, series) {
   const log = { x: figure.log?.includes("x"), y: figure.log?.includes("y") };
   const fit = (list, isLog) => (isLog ? list.filter((value) => value > 0) : list);
@@ -60,11 +60,11 @@ function panelsOf(figure, series) {
   }));
 }
 
-// Where everything goes, in pixels.
+// The positions of all parts, in pixels.
 function layoutOf(figure, ranges, panels, width) {
   const { names } = ranges;
   const slots = Math.max(...panels.map((panel) => panel.series.length));
-  const most = Math.max(1, Math.min(panels.length, Math.floor(width / (names ? 280 : width < 500 ? 140 : 180))));
+  const most = Math.max(1, Math.min(panels.length, Math.floor(width / (names ? 280 : 180))));
   const columns = Math.ceil(panels.length / Math.ceil(panels.length / most));
   const widest = names ? Math.max(...names.map(textWidth)) : 0;
   const band = names ? (width / columns - 60) / names.length : 0;
@@ -72,7 +72,7 @@ function layoutOf(figure, ranges, panels, width) {
   const rough = (width - 50 - (columns - 1) * GAP) / columns;
   const tall = figure.apart ? [120, 0.8 * rough, 230] : [210, 0.6 * rough, 320];
   let height = figure.diagonal ? Math.min(rough - GAP, 340) : Math.min(Math.max(tall[0], tall[1]), tall[2]);
-  // Long names stand above their bars where beside them they would leave too little room.
+  // Long names are placed above their bars if they would leave too little room beside them.
   const above = flip && widest > 0.3 * width ? 18 : 0;
   if (flip) height = names.length * (Math.min(Math.max(7 * slots + 8, 18), 64) + above);
   const values = flip ? [] : valueScale(ranges, figure, height, 0).ticks.map((tick) => textWidth(tick.text));
@@ -87,7 +87,7 @@ function valueScale(ranges, figure, from, to, room = 34) {
   return numberScale(ranges.y, start, to - inset, { log: ranges.log.y, percent: figure.percent?.includes("y"), room });
 }
 
-// A scale along the bottom, with as many ticks as have room side by side.
+// A scale along the bottom, with as many ticks as fit.
 function withRoom(width, scaleFor) {
   for (const room of [52, 66, 90, 130, 200]) {
     const scale = scaleFor(Math.max(room, width / 11));
@@ -157,10 +157,10 @@ function panelTitle(panel, layout) {
   const method = METHODS[panel.method];
   const name = make("text", { class: "panel-title", x: 14, y: -9 }, fitted(method.name, layout.width - 14));
   name.append(make("title", {}, method.name));
-  return [make("path", { class: `dot c${method.colour}`, d: `M5 -13${outline(method.marker)}` }), name];
+  return [make("path", { class: `dot c${method.color}`, d: `M5 -13${outline(method.marker)}` }), name];
 }
 
-// Returns the drawing, and where each point is in it; or null where no value can be shown.
+// Returns the drawing and the position of each point, or null if no value can be shown.
 function drawChart(figure, series, width) {
   const ranges = rangesOf(figure, series);
   if (!ranges) return null;

@@ -1,9 +1,9 @@
-// The cards of the figures: legend, drawing, and numbers.
+// The cards of the figures: legend, drawing, and data table.
 function swatchOf(figure, series, plain = false) {
   const style = styleOf(figure, series);
-  const colour = plain ? `plain t${figure.apart ? style.order % 2 : 0}` : style.colour;
+  const color = plain ? `plain t${figure.apart ? style.order % 2 : 0}` : style.color;
   const size = { viewBox: "0 0 30 14", width: 30, height: 14 };
-  const svg = make("svg", { class: `swatch ${colour} ${style.dash}`, "aria-hidden": "true", ...size });
+  const svg = make("svg", { class: `swatch ${color} ${style.dash}`, "aria-hidden": "true", ...size });
   if (figure.kind === "bars") {
     const isSteps = typeof series.x[0] === "number";
     const how = isSteps ? `steps ${style.dash}` : "solid";
@@ -11,7 +11,7 @@ function swatchOf(figure, series, plain = false) {
     if (!plain && !isSteps) svg.append(make("path", { class: `pip ${style.fill}`, d: `M15 7${style.shape}` }));
   }
   if (figure.kind === "lines") svg.append(make("path", { class: "line", d: "M1 7H29" }));
-  // Markers tell series from each other only where each method has a panel of its own.
+  // Markers distinguish series only if each method has its own panel.
   if (figure.kind !== "bars" && (!plain || figure.apart || figure.kind === "points")) {
     const shape = plain && !figure.apart ? outline(0) : style.shape;
     svg.append(make("path", { class: `dot ${style.fill}`, d: `M15 7${shape}` }));
@@ -19,7 +19,7 @@ function swatchOf(figure, series, plain = false) {
   return svg;
 }
 
-// Methods, unless each has a panel with its name; and what the series of a method are, where it has several.
+// The methods, unless each has a titled panel, and the names of the series, if a method has several.
 function legendOf(figure, series) {
   const firsts = (key, values) => values.map((value) => series.find((one) => one[key] === value)).filter(Boolean);
   const methods = figure.apart ? [] : firsts("method", [...METHODS.keys()]);
@@ -31,7 +31,7 @@ function legendOf(figure, series) {
   return html("ul", { class: "legend" }, ...entries.map(([swatch, text]) => html("li", {}, swatch, text)));
 }
 
-// Says how many points a logarithmic axis cannot show.
+// Reports how many points a logarithmic axis cannot show.
 function lostOn(figure, series) {
   const axes = [...(figure.log ?? "")];
   const isLost = (one, k) => axes.some((axis) => isNumber(one[axis][k]) && one[axis][k] <= 0);
@@ -47,7 +47,7 @@ class FigureView {
     const places = new Set(figure.series.flatMap((one) => one.x.filter((x) => typeof x === "string")));
     const isLong = places.size > 8 && Math.max(...[...places].map((name) => name.length)) > 18;
     if (figure.apart || isLong) node.classList.add("wide");
-    // A diagonal is to be seen as one: its figure is about square.
+    // Figures with a diagonal are about square.
     this.plot = html("div", { class: figure.diagonal && !figure.apart ? "plot square" : "plot" });
     this.details = html("details", {}, html("summary", {}, "Data"));
     this.details.addEventListener("toggle", () => this.fillDetails());
@@ -71,7 +71,7 @@ class FigureView {
     if (!this.width) return;
     this.chart = drawChart(figure, series, this.width);
     if (!this.chart) {
-      const why = series.length ? "There is no value to show." : "None of the methods chosen above has this figure.";
+      const why = series.length ? "There are no values to show." : "None of the selected methods has this figure.";
       plot.replaceChildren(html("p", { class: "note" }, why));
       return;
     }

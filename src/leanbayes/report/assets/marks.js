@@ -1,12 +1,12 @@
-// The marks of one series: path data only, so that thousands of points are a handful of elements.
-const CLOUD = 150; // more points than this are dots, not markers
-const LAYERS = 6; // a cloud is drawn in this many layers, so that dense places are darker
+// The marks of one series, as path data, so that thousands of points are only a few elements.
+const CLOUD = 150; // more points than this are drawn as dots, not markers
+const LAYERS = 6; // number of layers of a cloud, so that dense regions are darker
 
 const short = (pixels) => Math.round(pixels * 10) / 10;
 const outline = (marker) => document.getElementById(`marker-${marker}`).getAttribute("d").slice(4);
 const markers = (spots, shape) => spots.map(([x, y]) => `M${short(x)} ${short(y)}${shape}`).join("");
 
-// Cuts a list where something is missing.
+// Splits a list at missing values.
 function stretches(list) {
   const found = [[]];
   for (const one of list) {
@@ -17,7 +17,7 @@ function stretches(list) {
 }
 
 
-// A single spot is a line without length, which round ends make a dot.
+// A single point is a line of length 0, which round caps turn into a dot.
 function polyline(spots) {
   const d = `M${spots.map(([x, y]) => `${short(x)} ${short(y)}`).join("L")}`;
   return spots.length === 1 ? `${d}h0` : d;
@@ -39,9 +39,9 @@ function drawLines(panel, series, style) {
   const every = spots.length > 16 ? Math.ceil(spots.length / 6) : 1;
   const marked = spots.filter((spot, k) => spot && k % every === (3 * series.method + 2 * style.order) % every);
   return [
-    area.length && make("path", { class: `band ${style.colour}`, d: area.join("") }),
-    make("path", { class: `line ${style.colour} ${style.dash}`, d: stretches(spots).map(polyline).join("") }),
-    make("path", { class: `dot ${style.colour} ${style.fill}`, d: markers(marked, style.shape) }),
+    area.length && make("path", { class: `band ${style.color}`, d: area.join("") }),
+    make("path", { class: `line ${style.color} ${style.dash}`, d: stretches(spots).map(polyline).join("") }),
+    make("path", { class: `dot ${style.color} ${style.fill}`, d: markers(marked, style.shape) }),
   ];
 }
 
@@ -56,14 +56,14 @@ function drawPoints(panel, series, style) {
   if (spots.length <= CLOUD) {
     return [
       whiskers(panel, series, (edge) => edge),
-      make("path", { class: `dot ${style.colour} ${style.fill}`, d: markers(spots, style.shape) }),
+      make("path", { class: `dot ${style.color} ${style.fill}`, d: markers(spots, style.shape) }),
     ];
   }
   const layers = Array.from({ length: LAYERS }, (_, layer) => spots.filter((_, k) => k % LAYERS === layer));
-  return layers.map((some) => make("path", { class: `cloud ${style.colour} ${style.fill}`, d: markers(some, "h0") }));
+  return layers.map((some) => make("path", { class: `cloud ${style.color} ${style.fill}`, d: markers(some, "h0") }));
 }
 
-// Bars side by side on each name; `slot` of `slots` is this series' place among them.
+// Bars side by side for each name; `slot` of `slots` is the position of this series among them.
 function drawBars(panel, series, style, slot, slots) {
   const thick = Math.min((0.78 * Math.abs(panel.xScale.step)) / slots, 26);
   const aside = (slot - (slots - 1) / 2) * thick;
@@ -75,22 +75,22 @@ function drawBars(panel, series, style, slot, slots) {
     if (panel.flip) return `M${base} ${short(y - half)}H${short(x)}v${width}H${base}z`;
     return `M${short(x - half)} ${base}V${short(y)}h${width}V${base}z`;
   });
-  // The method's marker at the foot of each bar that is long enough, so that colour is not all that tells them apart.
+  // The marker of the method at the base of each long bar, so that methods differ not only in color.
   const size = Math.min(1, (1.7 * half) / 10);
   const inside = (1.4 * half + 2) / size;
   const feet = tips.filter((spot) => spot && Math.abs((panel.flip ? spot[0] : spot[1]) - panel.base) > 3 * half + 6);
   const foot = (tip) => panel.base / size + Math.sign(tip - panel.base) * inside;
   const pips = feet.map(([x, y]) => (panel.flip ? [foot(x), y / size] : [x / size, foot(y)]));
-  const look = `${style.colour} ${style.fill}`;
+  const classes = `${style.color} ${style.fill}`;
   const nodes = [
-    make("path", { class: `area ${look}`, d: bars.join("") }),
-    half > 2 && make("path", { class: `pip ${look}`, transform: `scale(${size})`, d: markers(pips, style.shape) }),
+    make("path", { class: `area ${classes}`, d: bars.join("") }),
+    half > 2 && make("path", { class: `pip ${classes}`, transform: `scale(${size})`, d: markers(pips, style.shape) }),
     whiskers(panel, series, (edge) => edge.map(move)),
   ];
   return { nodes, tips };
 }
 
-// A histogram: x are the middles of its bins.
+// A histogram; x are the centers of its bins.
 function drawSteps(panel, series, style, crowded) {
   const edges = binEdges(series.x, panel.log.x);
   const corners = series.x.map((_, k) => {
@@ -100,8 +100,8 @@ function drawSteps(panel, series, style, crowded) {
   const runs = stretches(corners).map((some) => some.flat());
   const base = short(panel.base);
   const d = runs.map((spots) => `M${short(spots[0][0])} ${base}L${polyline(spots).slice(1)}V${base}`);
-  const look = `${crowded ? "crowded " : ""}${style.colour} ${style.dash} ${style.fill}`;
-  return [make("path", { class: `area steps ${look}`, d: d.join("") })];
+  const classes = `${crowded ? "crowded " : ""}${style.color} ${style.dash} ${style.fill}`;
+  return [make("path", { class: `area steps ${classes}`, d: d.join("") })];
 }
 
 function binEdges(middles, log) {

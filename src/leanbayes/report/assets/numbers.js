@@ -1,4 +1,4 @@
-// Numbers as people read them. Whatever is not finite is null in the data.
+// Formatting of numbers. Values that are not finite are null in the data.
 const isNumber = (value) => typeof value === "number";
 
 const UNITS = [[1e9, "G"], [1e6, "M"], [1e3, "k"]];
@@ -19,7 +19,7 @@ function number(value, digits = 5) {
   return withMinus(value.toLocaleString("en", { maximumSignificantDigits: digits }));
 }
 
-// A value of a figure, which may be a name or a share.
+// A value of a figure, which may be a name or a fraction.
 function shown(value, percent) {
   if (typeof value === "string") return value;
   if (!percent || !isNumber(value)) return number(value);
@@ -27,7 +27,7 @@ function shown(value, percent) {
   return `${Math.abs(share) >= 0.1 || !share ? withMinus(share.toFixed(2)) : number(share, 3)}%`;
 }
 
-// The names of round numbers along an axis: as many decimals as their distance needs.
+// The labels of ticks along an axis, with as many decimals as their distance needs.
 function tickTexts(values, step, percent) {
   const times = percent ? 100 : 1;
   const largest = times * Math.max(...values.map(Math.abs));

@@ -1,4 +1,4 @@
-// Puts the page together: the methods that are shown, the theme, and every figure at the width it has.
+// Sets up the page: the selected methods, the theme, and every figure at its width.
 const hidden = new Set();
 
 function applyPicker(views) {
@@ -37,7 +37,7 @@ function attachTheme() {
     try {
       localStorage.setItem("leanbayes-theme", root.dataset.theme);
     } catch {
-      // Not remembered: the choice holds for this visit.
+      // Without storage, the choice holds for this visit.
     }
     label();
   });

@@ -1,4 +1,4 @@
-// What the page was given, and the makers of new parts of it.
+// The data of the page, and functions that create elements.
 const DATA = JSON.parse(document.getElementById("data").textContent);
 const METHODS = DATA.methods;
 const SVG = "http://www.w3.org/2000/svg";

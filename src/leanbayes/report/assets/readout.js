@@ -1,8 +1,8 @@
-// The value at a point: under the mouse, under a finger, or where the arrow keys have gone.
+// The value at a point: under the mouse, under a finger, or reached by the arrow keys.
 const tip = document.getElementById("tip");
 const speak = document.getElementById("status");
-let shownBy = null; // the figure or cell whose tip is open
-let place = null; // says where on the screen the tip belongs
+let shownBy = null; // the figure or cell whose tooltip is open
+let place = null; // returns the position of the tooltip on the screen
 
 function showTip(owner, where, ...content) {
   tip.replaceChildren(...content);
@@ -29,8 +29,8 @@ function readingOf(figure, point) {
   const { series, k } = point;
   const [px, py] = ["x", "y"].map((axis) => figure.percent?.includes(axis));
   const between = isNumber(series.low?.[k]) && isNumber(series.high?.[k]);
-  const spread = between ? ` (${shown(series.low[k], py)} to ${shown(series.high[k], py)})` : "";
-  const lines = [`${figure.x}: ${shown(series.x[k], px)}`, `${figure.y}: ${shown(series.y[k], py)}${spread}`];
+  const range = between ? ` (${shown(series.low[k], py)} to ${shown(series.high[k], py)})` : "";
+  const lines = [`${figure.x}: ${shown(series.x[k], px)}`, `${figure.y}: ${shown(series.y[k], py)}${range}`];
   return series.labels?.[k] ? [series.labels[k], ...lines] : lines;
 }
 
@@ -49,7 +49,7 @@ function showPoint(view, point, aloud) {
   if (aloud) speak.textContent = `${whoOf(point.series)}, ${lines.join(", ")}`;
 }
 
-// Along a line or a row of bars the place counts most; in a cloud, both directions do.
+// For lines and bars the position along the axis counts most; for points, both directions do.
 function nearest(view, x, y) {
   const { figure, chart } = view;
   const { width, height, flip } = chart.layout;
@@ -100,7 +100,7 @@ function attachReadout(view) {
   });
 }
 
-// What tables tell in `title` is told here too, since a title is only for the mouse.
+// Shows the `title` texts of tables as tooltips, because a title appears only under the mouse.
 function attachTips(nodes) {
   for (const node of nodes) {
     node.dataset.tip = node.title;
@@ -118,6 +118,6 @@ function attachTips(nodes) {
 
 document.addEventListener("keydown", (event) => event.key === "Escape" && hideTip());
 document.addEventListener("pointerdown", (event) => shownBy?.contains(event.target) || hideTip());
-// What the keyboard has opened moves along; under the mouse is something else now.
+// A tooltip opened by the keyboard moves along; one under the mouse closes, because another element is there now.
 const onScroll = () => (shownBy && shownBy === document.activeElement ? placeTip() : hideTip());
 document.addEventListener("scroll", onScroll, { passive: true, capture: true });

@@ -1,4 +1,4 @@
-// From values to pixels, and the ticks along the way.
+// Scales from values to pixels, and their ticks.
 function extent(lists) {
   let low = Infinity;
   let high = -Infinity;
@@ -12,7 +12,7 @@ function extent(lists) {
   return low <= high ? [low, high] : null;
 }
 
-// Shows zero where the values come near it, and never nothing at all.
+// Includes zero if the values are close to it, and makes an empty range nonempty.
 function roomFor([low, high], withZero) {
   if (withZero || (low > 0 && low < 0.35 * high)) low = Math.min(low, 0);
   if (withZero || (high < 0 && high > 0.35 * low)) high = Math.max(high, 0);
@@ -59,7 +59,7 @@ function logText(value, percent) {
   return number(value / unit, 2) + sign;
 }
 
-// from and to: the ends in pixels; room: how many pixels a tick wants.
+// from and to: the ends in pixels; room: pixels per tick.
 function numberScale([low, high], from, to, { log, percent, room }) {
   const count = Math.max(2, Math.floor(Math.abs(to - from) / room));
   const along = log ? Math.log : (value) => value;
@@ -74,7 +74,7 @@ function numberScale([low, high], from, to, { log, percent, room }) {
   return { at, ticks };
 }
 
-// head: pixels at the start of each name's room that are left for its label.
+// head: pixels reserved for the label at the start of each name's band.
 function nameScale(names, length, head = 0) {
   const step = length / names.length;
   const places = new Map(names.map((name, k) => [name, k * step + (step + head) / 2]));

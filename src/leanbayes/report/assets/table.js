@@ -1,4 +1,4 @@
-// The summary table: its rows in the order of any column; what has no value comes last, whichever way.
+// Sorts the rows of the summary table by any column; rows without a value always come last.
 function sortRows(table, column, direction) {
   const body = table.tBodies[0];
   const sign = direction === "ascending" ? 1 : -1;

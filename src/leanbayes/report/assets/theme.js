@@ -1,8 +1,8 @@
-// The theme that was chosen earlier, before anything is painted.
+// Restores the chosen theme before anything is painted.
 document.documentElement.classList.add("js");
 try {
   const chosen = localStorage.getItem("leanbayes-theme");
   if (chosen === "dark" || chosen === "light") document.documentElement.dataset.theme = chosen;
 } catch {
-  // No storage: the system's theme it is.
+  // Without storage, the theme of the system is used.
 }

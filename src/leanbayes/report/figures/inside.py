@@ -1,64 +1,40 @@
-"""Figures of what is inside: classes of a segmentation, the training, and what a method itself has to show."""
+"""Figures of segmentation classes, of training, and of the methods themselves."""
 
 import dataclasses
 from collections.abc import Sequence
 
 import numpy as np
 
-from leanbayes.evaluation.pruning import pruning_figure
-from leanbayes.figures import Figure, Series
-from leanbayes.report.figures.lines import Runs, class_name, curves, in_all, mean_line
-
-_SCORES = {"miou": "mIoU", "accuracy": "Accuracy", "rmse": "RMSE"}
+from leanbayes.report.figure import Figure, Series
+from leanbayes.report.figures.seed_lines import Runs, class_name, curves, in_all, mean_line
 
 
 def segmentation(runs: Runs, classes: Sequence[str]) -> list[Figure]:
-    """Draw the IoU of each class, but for those that are neither there nor predicted."""
+    """Plot the IoU of each class that occurs or is predicted."""
     found = curves(runs, "iou")
     if found is None:
         return []
     values = np.asarray(found, float)
-    there = ~np.isnan(values).any(0)
-    if not there.any():
+    present = ~np.isnan(values).any(0)
+    if not present.any():
         return []
-    names = [class_name(classes, number) for number, is_there in enumerate(there) if is_there]
+    names = [class_name(classes, number) for number, is_present in enumerate(present) if is_present]
     return [
         Figure(
             key="iou",
-            title="Intersection over union of each class",
+            title="Intersection over union per class",
             kind="bars",
             x="class",
             y="IoU",
-            caption="Of the pixels that are this class or are taken for it, the share that are both.",
-            series=(mean_line("", names, values[:, there]),),
+            caption="Of the pixels that belong to a class or are predicted as it, the share for which both hold.",
+            series=(mean_line("", names, values[:, present]),),
             percent="y",
         )
     ]
 
 
-_CRITERIA = {"magnitude": "by |μ|", "snr": "by |μ|/σ"}
-
-
-def pruning(runs: Runs) -> list[Figure]:
-    """Draw how well the model does with ever more of its weights set to zero."""
-    found = [run.assessment.get("pruning", {}) for run in runs]
-    criteria = in_all(found)
-    key, title = next(((key, title) for key, title in _SCORES.items() if key in runs[0].scores), ("", ""))
-    if not criteria or not key:
-        return []
-    figure = pruning_figure({_CRITERIA.get(by, by): found[0][by] for by in criteria}, key)
-    lines = [
-        mean_line(first.name, first.x, [[point[key] for point in one[by]] for one in found])
-        for first, by in zip(figure.series, criteria, strict=True)
-    ]
-    caption = f"{figure.caption} On as many examples as the shifts are tried on."
-    return [
-        dataclasses.replace(figure, title=f"{title} of what is left", y=title, caption=caption, series=tuple(lines))
-    ]
-
-
 def training(runs: Runs) -> list[Figure]:
-    """Draw the likelihood of the held-out data over the epochs."""
+    """Plot the NLL of the held-out data over the epochs."""
     lines = [
         {
             entry["epoch"]: entry["validation"]["nll"]
@@ -74,11 +50,11 @@ def training(runs: Runs) -> list[Figure]:
     return [
         Figure(
             key="history",
-            title="Held-out NLL while training",
+            title="Held-out NLL during training",
             kind="lines",
             x="epoch",
-            y="NLL of one draw",
-            caption="On the part of the training data that is held out, with one draw of the weights an epoch (of an "
+            y="NLL of one sample",
+            caption="On the held-out part of the training data, with one sample of the weights per epoch (for an "
             "ensemble, its first member).",
             series=(mean_line("", map(float, epochs), values),),
             log="y" if np.min(values) > 0 else "",
@@ -87,8 +63,8 @@ def training(runs: Runs) -> list[Figure]:
 
 
 def of_method(runs: Runs) -> list[Figure]:
-    """Take what the method itself draws: where a run is one point, the points of all seeds, else those of the first."""
-    every = [{one["key"]: Figure.from_json(one) for one in run.assessment.get("figures", ())} for run in runs]
+    """Return the method's own figures: the points of all seeds if each run is one point, else those of the first."""
+    every = [{one["key"]: Figure.from_json(one) for one in run.evaluation.get("figures", ())} for run in runs]
     return [
         _with_points(first, [own.get(key) for own in every], [f"seed {run.seed}" for run in runs])
         for key, first in every[0].items()

@@ -1,8 +1,12 @@
-"""`moments`: mean and variance in one pass (VDP++), for any network: a rule for each function of torch."""
+"""`moments`: mean and variance in one pass (VDP++), for any network, with a rule for each function of torch.
+
+`Moments`, `moment_rule` and `MomentPropagation` are public, as names of `leanbayes.rules`; the modules are internal.
+"""
 
 from leanbayes.rules.moments import (  # noqa: F401 (each registers its rules)
     arithmetic,
     attention,
+    dropout,
     elementwise,
     linear,
     norms,

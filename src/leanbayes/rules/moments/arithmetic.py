@@ -1,11 +1,12 @@
-"""Sums, products, quotients and choices of Moments, tensors and numbers, with broadcasting.
+"""Sums, products, quotients and selections of Moments, tensors and numbers, with broadcasting.
 
-All are one rule, `combined`: the tangent Σ_i s_i·x_i of the result. Its common part is the mean along the positions of
-Σ_i s_i·U_i, so that the noise that two branches of a network share stays shared; the deviation from it is independent.
-A value that is broadcast over positions has noise that these share, also in its independent part: that has no sign,
-and stays independent.
+All of them use `combined`, the tangent Σ_i s_i·x_i of the result. Its common part is the mean of Σ_i s_i·U_i over the
+positions, so noise that two branches of a network share stays shared. The deviation from this mean becomes independent.
+If a value is broadcast over positions, they share all of its noise, but its independent part has no sign and stays
+independent.
 """
 
+import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -18,10 +19,12 @@ from leanbayes.rules.moments.registry import moment_rule, named, unsupported
 from leanbayes.rules.moments.value import Moments, shrunk, variance_dtype
 
 Slope = Tensor | float
+_TINY = 1e-20  # lower limit of variances in quotients
+_PEAK = 1 / math.sqrt(2 * math.pi)  # of the normal density
 
 
 def combined(loc: Tensor, terms: Sequence[tuple[Moments, Slope]], extra: Tensor | None = None) -> Moments:
-    """Return `loc` with the noise Σ_i s_i·x_i of values and slopes that broadcast to it, and some `extra` variance."""
+    """Return `loc` with the noise Σ_i s_i·x_i of values and slopes that broadcast to it, plus an `extra` variance."""
     dtype = variance_dtype(loc.dtype)
     slopes = [slope.to(dtype) if isinstance(slope, Tensor) else slope for _, slope in terms]
     values = on_one_grid([stretched(value, loc.shape) for value, _ in terms])
@@ -41,14 +44,14 @@ def combined(loc: Tensor, terms: Sequence[tuple[Moments, Slope]], extra: Tensor 
 
 
 def _whole(variance: Tensor, loc: Tensor) -> Tensor:
-    """Give a variance the shape of the mean; it stays the same tensor, which softmax knows its own by, if it can."""
+    """Expand a variance to the shape of the mean; return the same tensor if possible, which `Shares` relies on."""
     return variance if variance.shape == loc.shape else variance.expand(loc.shape)
 
 
 def _mean_tangent(
     shape: torch.Size, terms: Sequence[tuple[Moments, Slope]]
 ) -> tuple[Tensor, Tensor | None, tuple[int, ...]]:
-    """Return Σ_i s̄_i·U_i, the mean along positions, what Σ_r (Σ_i (s_i - s̄_i)·U_i)² it loses, if any, and the grid."""
+    """Return the mean Σ_i s̄_i·U_i over positions, the rest Σ_r (Σ_i (s_i - s̄_i)·U_i)² of the variance, and the grid."""
     grid = terms[0][0].grid
     commons = [value.common for value, _ in terms if value.common is not None]
     constant = [dim for dim in range(len(grid)) if all([common.shape[dim + 1] == 1 for common in commons])]
@@ -77,14 +80,14 @@ def _mean_tangent(
 
 
 def _on_grid(slope: Tensor, shape: torch.Size, grid: tuple[int, ...]) -> Tensor:
-    """Give a slope as many dimensions as the grid has, and keep it small where the grid is that of the value."""
+    """Reshape a slope to the dimensions of the grid; it stays small if the grid is the shape of the value."""
     if grid == tuple(shape):
         return slope.reshape([1] * (len(shape) - slope.dim()) + list(slope.shape))
     return slope.expand(shape).reshape(grid)
 
 
 def covariance(x: Moments, y: Moments, shape: torch.Size) -> Tensor | None:
-    """Return Σ_r U_x·U_y, what two values share by their common parts, in a shape that broadcasts to that of both."""
+    """Return the covariance Σ_r U_x·U_y of the common parts of two values, or None if one has no common part."""
     x, y = on_one_grid([stretched(x, shape), stretched(y, shape)])
     if x.common is None or y.common is None:
         return None
@@ -131,7 +134,7 @@ def positive(input: Moments) -> Moments:
 
 @moment_rule(*named("mul", "multiply", "__mul__", "__rmul__"))
 def mul(input: Any, other: Any) -> Moments:
-    """Return x·y, exact for Gaussians that share the covariance c.
+    """Return x·y, exact for Gaussians with the covariance c.
 
     The mean is m_x m_y + c, the variance m_y²v_x + m_x²v_y + 2m_x m_y c + v_x v_y + c²; for a square, c = v.
     """
@@ -153,7 +156,7 @@ def mul(input: Any, other: Any) -> Moments:
 
 @moment_rule(*named("div", "divide", "true_divide", "__truediv__", "__div__"))
 def div(input: Any, other: Any, *, rounding_mode: str | None = None) -> Moments:
-    """Return x / y; by a random y to first order, m_x/m_y with slopes 1/m_y and -m_x/m_y²."""
+    """Return x / y; for a random y to first order, m_x/m_y with slopes 1/m_y and -m_x/m_y²."""
     if rounding_mode is not None:
         raise unsupported("torch.div with a rounding_mode")
     loc = loc_of(input) / loc_of(other)
@@ -184,17 +187,77 @@ def addcmul(input: Any, tensor1: Any, tensor2: Any, *, value: float = 1) -> Mome
     return total.like(loc, total.independent, total.common, total.grid)
 
 
+@moment_rule(*named("lerp"))
+def lerp(input: Any, end: Any, weight: Any) -> Moments:
+    """Return x + weight·(y - x)."""
+    if isinstance(weight, Moments):
+        raise unsupported("torch.lerp with a random weight", 'write it as a sum, or use bnn.using("sample").')
+    loc = torch.lerp(loc_of(input), loc_of(end), weight)
+    return combined(loc, [(x, s) for x, s in ((input, 1 - weight), (end, weight)) if isinstance(x, Moments)])
+
+
+@moment_rule(*named("glu"))
+def glu(input: Moments, dim: int = -1) -> Moments:
+    """Return a·sigmoid(b) for the two halves a, b of a value."""
+    first, second = input.chunk(2, dim)
+    return mul(first, second.sigmoid())
+
+
+def _extreme(input: Any, other: Any, sign: float) -> Moments:
+    """Return max(x, y), or min(x, y) for the sign -1, exact for Gaussians (Clark 1961).
+
+    With θ² = Var(x - y), α = (m_x - m_y)/θ and Φ, φ of the normal distribution, the maximum has the mean m_x Φ(α) +
+    m_y Φ(-α) + θ φ(α), the slopes Φ(α) and Φ(-α), and the second moment (m_x² + v_x) Φ(α) + (m_y² + v_y) Φ(-α) +
+    (m_x + m_y) θ φ(α). Here all of them are relative to the larger mean, so that little cancels.
+    """
+    if input is other:
+        return input
+    choose = torch.maximum if sign > 0 else torch.minimum
+    plain = choose(loc_of(input), loc_of(other))
+    dtype = variance_dtype(plain.dtype)
+    x, y = (loc_of(value).to(dtype) for value in (input, other))
+    loses = sign * x < sign * y  # whether y has the larger mean
+    random = [value for value in (input, other) if isinstance(value, Moments)]
+    if random[0].within.activations == "taylor":
+        return where(~loses, input, other)
+    v, w = (value.variance.to(dtype) if isinstance(value, Moments) else x.new_zeros(()) for value in (input, other))
+    shared = covariance(random[0], random[1], plain.shape) if len(random) == 2 else None
+    theta = (v + w if shared is None else v + w - 2 * shared).clamp_min(_TINY).sqrt()
+    gap = -(x - y).abs()
+    share, bell = torch.special.ndtr(gap / theta), theta * torch.exp(-0.5 * (gap / theta).square()) * _PEAK
+    excess = (gap * share + bell).clamp_min(0)
+    low, high = torch.where(loses, v, w), torch.where(loses, w, v)
+    total = (gap.square() + low) * share + high * (1 - share) + gap * bell - excess.square()
+    slope = torch.where(loses, share, 1 - share)
+    slopes = ((input, slope), (other, 1 - slope))
+    loc = (plain + sign * excess).to(plain.dtype)
+    result = combined(loc, [(value, own) for value, own in slopes if isinstance(value, Moments)])
+    return result.like_total(loc, total.clamp_min(0).expand(loc.shape), result.common, result.grid)
+
+
+@moment_rule(*named("maximum"))
+def maximum(input: Any, other: Any) -> Moments:
+    """Return max(x, y)."""
+    return _extreme(input, other, 1.0)
+
+
+@moment_rule(*named("minimum"))
+def minimum(input: Any, other: Any) -> Moments:
+    """Return min(x, y)."""
+    return _extreme(input, other, -1.0)
+
+
 @moment_rule(torch.where)
 def where(condition: Tensor, input: Any, other: Any) -> Moments:
-    """Choose from two values, element by element."""
+    """Select from two values, element by element."""
     loc = torch.where(condition, loc_of(input), loc_of(other))
     choices = ((input, condition), (other, ~condition))
-    return combined(loc, [(x, chosen) for x, chosen in choices if isinstance(x, Moments)])
+    return combined(loc, [(x, selected) for x, selected in choices if isinstance(x, Moments)])
 
 
 @moment_rule(Tensor.where)
 def where_method(input: Any, condition: Tensor, other: Any) -> Moments:
-    """Choose from two values, element by element."""
+    """Select from two values, element by element."""
     return where(condition, input, other)
 
 
@@ -221,7 +284,7 @@ def _in_place(name: str, rule: Callable[..., Moments]) -> None:
     def assign(input: Any, *args: Any, **kwargs: Any) -> Moments:
         if isinstance(input, Moments):
             return input.assign(rule(input, *args, **kwargs))
-        # `t += x` arrives here too: t takes the mean, as in the plain network, and the name t gets what is returned.
+        # `t += x` for a plain tensor t: the tensor gets the mean, and the name t gets the returned Moments.
         result = rule(input.clone(), *args, **kwargs)
         loc = getattr(input, name)(*[loc_of(arg) for arg in args], **kwargs)
         return result.like(loc, result.independent, result.common, result.grid)
@@ -239,6 +302,7 @@ for _name, _rule in (
     ("divide_", div),
     ("true_divide_", div),
     ("addcmul_", addcmul),
+    ("lerp_", lerp),
     ("masked_fill_", masked_fill),
     ("tril_", tril),
     ("triu_", triu),

@@ -1,24 +1,25 @@
-"""Attention: variances through scores, softmax and values at once, and noise that all tokens share by one small matrix.
+"""Attention: variances through scores, softmax and values in one step, and common noise by one small matrix.
 
 To first order, with scores s_ij = q_i·k_j/√d, weights P_ij and outputs o_i = Σ_j P_ij v_j,
 
     δo_i = Σ_j P_ij [δs_ij (v_j - o_i) + δv_j]:
 
-noise that all scores of a query share is cancelled, and noise that all values share passes through. For keys and values
-with independent noise that gives their part of the variance,
+noise that all scores of a query share cancels, and noise that all values share passes through unchanged. Keys and
+values with independent noise contribute the variance
 
-    v_O = Σ_j P_ij² [q_i²·v_kj/d · (v_j - o_i)² + v_vj],      with second-order terms of independent factors.
+    v_O = Σ_j P_ij² [q_i²·v_kj/d · (v_j - o_i)² + v_vj],      plus second-order terms of independent factors.
 
-The noise of a query meets all its scores at once: δo_i = δq_i C_i/√d, with C_i the covariance of keys and values under
-the weights P_i. To know it would take a matrix for each query. Were keys and values unrelated, then it would be about
-C_i² = Σ_j P_ij² (k_j - k̄_i)² (v_j - o_i)²; what its mean over the queries, C̄ = [Σ_ij P_ij k_j v_jᵀ - Σ_i k̄_i o_iᵀ]/L,
-has beyond this is added, in proportion to the variances of keys and values under P_i.
+The noise of a query affects all its scores: δo_i = δq_i C_i/√d, where C_i is the covariance of keys and values under
+the weights P_i. To compute it would take one matrix per query. If keys and values were unrelated, it would be about
+C_i² = Σ_j P_ij² (k_j - k̄_i)² (v_j - o_i)². Its mean over the queries is C̄ = [Σ_ij P_ij k_j v_jᵀ - Σ_i k̄_i o_iᵀ]/L;
+the excess of C̄² over C_i² is added in proportion to the variances of keys and values under P_i.
 
-An output is a mean of values, so its variance is below that of one value drawn with the weights, Σ_j P_ij (v_j - o_i)²
-= b_i: of the variance x that comes by the scores, x/(1 + x/b) is taken, which matters when v is large.
+An output is a mean of values, so its variance is below that of one value sampled with the weights,
+b_i = Σ_j P_ij (v_j - o_i)². So a variance x that comes from the scores is reduced to x/(1 + x/b), which matters if x is
+large.
 
-Noise that all tokens share stays common: that of the keys vanishes, that of the values passes unchanged, that of the
-queries is multiplied by C̄, and what C_i - C̄ does to it becomes independent.
+Noise that all tokens share stays common: that of the keys vanishes, that of the values passes unchanged, and that of
+the queries is multiplied by C̄. The effect of C_i - C̄ becomes independent.
 """
 
 import math
@@ -28,7 +29,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from leanbayes.rules import attention
+from leanbayes.rules import multi_head_attention
 from leanbayes.rules.moments.conversions import loc_of
 from leanbayes.rules.moments.products import matmul
 from leanbayes.rules.moments.registry import moment_rule
@@ -38,12 +39,12 @@ from leanbayes.rules.moments.value import Moments, variance_dtype
 
 @moment_rule(F.multi_head_attention_forward)
 def multi_head_attention_forward(query: Any, key: Any, value: Any, *args: Any, **kwargs: Any) -> Any:
-    """Attend as torch does: (length, batch, channels) in and out."""
+    """Compute `F.multi_head_attention_forward`, with inputs and outputs (length, batch, channels)."""
     parameters = (x for x in (*args, *kwargs.values()) if isinstance(x, Moments))
     within = next(x for x in (query, key, value, *parameters) if isinstance(x, Moments)).within
-    batch_first, within.batch_first = within.batch_first, True  # as it is inside
+    batch_first, within.batch_first = within.batch_first, True  # the batch is first inside
     try:
-        return attention.multi_head_attention_forward(query, key, value, *args, **kwargs)
+        return multi_head_attention.multi_head_attention_forward(query, key, value, *args, **kwargs)
     finally:
         within.batch_first = batch_first
 
@@ -60,7 +61,7 @@ def scaled_dot_product_attention(
     scale: float | None = None,
     enable_gqa: bool = False,
 ) -> Moments:
-    """Attend, with noise in any of the arguments."""
+    """Compute attention with noise in any of the arguments."""
     if enable_gqa:
         key, value = (_repeated(x, query.shape[-3] // x.shape[-3]) for x in (key, value))
     scale = 1 / math.sqrt(query.shape[-1]) if scale is None else scale
@@ -72,30 +73,30 @@ def scaled_dot_product_attention(
     dtype = variance_dtype(loc.dtype)
     q, k, v = (_parts(x, dtype) for x in (query, key, value))
     for x in (k, v):
-        x.loc = x.loc - x.loc.mean(-2, keepdim=True)  # only differences count, and small numbers round better
+        x.loc = x.loc - x.loc.mean(-2, keepdim=True)  # only differences matter, and this reduces rounding errors
     mask = _mask(loc_of(attn_mask), is_causal, query.shape[-2], key.shape[-2], loc.device, dtype)
-    looked = _look(q.loc, k.loc, v.loc, mask, scale)
+    attended = _attend(q.loc, k.loc, v.loc, mask, scale)
     noise = attn_mask.variance.to(dtype) if isinstance(attn_mask, Moments) else None
-    by_scores, by_values = _variances(q, k, v, looked, noise, scale)
-    independent = saturated(by_scores, looked.bound) + by_values
+    by_scores, by_values = _variances(q, k, v, attended, noise, scale)
+    independent = saturated(by_scores, attended.bound) + by_values
     common = v.common
-    if common is not None and mask is not None:  # rows that are all closed give nothing
-        rows = looked.weights.sum(-1, keepdim=True)
+    if common is not None and mask is not None:  # fully masked rows have no output
+        rows = attended.weights.sum(-1, keepdim=True)
         share = rows.mean(-2, keepdim=True)
         independent = independent + (rows - share).square() * common.square().sum(0)
         common = share * common
     if q.common is not None:
-        kept = scale * (q.common @ looked.covariance)
+        kept = scale * (q.common @ attended.covariance)
         common = kept if common is None else common + kept
-        shared = scale**2 * (q.common.square().sum(0) @ looked.covariance.square())  # of `by_scores`
+        shared = scale**2 * (q.common.square().sum(0) @ attended.covariance.square())  # part of `by_scores`
         independent = (independent - shared).clamp_min(0)
     like = next(x for x in (query, key, value, attn_mask) if isinstance(x, Moments))
-    # Under autocast the products above are coarse.
+    # Under autocast the products above have low precision.
     return like.like(loc, independent.to(dtype).expand(loc.shape), None if common is None else common.to(dtype))
 
 
-class _Looked(NamedTuple):
-    """What the means say: weights P, outputs o, mean keys k̄, variances of keys and values under P, and C̄."""
+class _Attended(NamedTuple):
+    """Results of the means: weights P, outputs o, mean keys k̄, variances of keys and values under P, and C̄."""
 
     weights: Tensor
     output: Tensor
@@ -105,47 +106,47 @@ class _Looked(NamedTuple):
     covariance: Tensor
 
 
-def _look(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, scale: float) -> _Looked:
+def _attend(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, scale: float) -> _Attended:
     scores = scale * (q @ k.mT)
     if mask is None:
         weights = torch.softmax(scores, -1)
     else:
-        # A row that is all closed gives 0; with -inf in it, its gradient would not be a number.
+        # A fully masked row gives 0; with -inf in it, its gradient would be NaN.
         weights = torch.softmax(scores + mask.clamp_min(torch.finfo(q.dtype).min / 4), -1) * (mask > -math.inf)
     output, keys = weights @ v, weights @ k
     received = weights.sum(-2).unsqueeze(-1)
     covariance = ((received * k).mT @ v - keys.mT @ output) / weights.shape[-2]
     key_variance = (weights @ k.square() - keys.square()).clamp_min(0)
     bound = (weights @ v.square() - output.square()).clamp_min(0)
-    return _Looked(weights, output, keys, key_variance, bound, covariance)
+    return _Attended(weights, output, keys, key_variance, bound, covariance)
 
 
 def _variances(
-    q: Moments, k: Moments, v: Moments, looked: _Looked, noise: Tensor | None, scale: float
+    q: Moments, k: Moments, v: Moments, attended: _Attended, noise: Tensor | None, scale: float
 ) -> tuple[Tensor, Tensor]:
-    """The variance that comes by the scores, and that which comes by the values."""
-    weights, output, keys, key_variance, bound, covariance = looked
+    """Return the variance that comes from the scores, and that which comes from the values."""
+    weights, output, keys, key_variance, bound, covariance = attended
     squares = weights.square()
-    spread = q.variance
-    by_keys = scale**2 * ((q.loc.square() + spread) @ k.independent.mT)
+    variance = q.variance
+    by_keys = scale**2 * ((q.loc.square() + variance) @ k.independent.mT)
     by_keys = by_keys if noise is None else by_keys + noise
-    centred = spread @ k.loc.square().mT - 2 * (spread * keys) @ k.loc.mT
-    by_queries = scale**2 * (centred + (spread * keys.square()).sum(-1, keepdim=True)).clamp_min(0)
+    centered = variance @ k.loc.square().mT - 2 * (variance * keys) @ k.loc.mT
+    by_queries = scale**2 * (centered + (variance * keys.square()).sum(-1, keepdim=True)).clamp_min(0)
 
-    def through(variance: Tensor) -> Tensor:
-        """Σ_j variance_ij (v_j - o_i)²."""
-        mixed = variance @ v.loc.square() - 2 * output * (variance @ v.loc)
-        return (mixed + output.square() * variance.sum(-1, keepdim=True)).clamp_min(0)
+    def through(of_weights: Tensor) -> Tensor:
+        """Return Σ_j of_weights_ij (v_j - o_i)²."""
+        mixed = of_weights @ v.loc.square() - 2 * output * (of_weights @ v.loc)
+        return (mixed + output.square() * of_weights.sum(-1, keepdim=True)).clamp_min(0)
 
     unrelated = through(squares * by_queries)
-    related = scale**2 * (spread @ covariance.square())
-    # Only proportions, which training should not push about.
+    related = scale**2 * (variance @ covariance.square())
+    # These proportions are constants for the gradient.
     size = key_variance.mean(-1, keepdim=True) * bound
     size = _proportion(size, size.mean(-2, keepdim=True))
     alike = _proportion(weights.mean(-2, keepdim=True).square().sum(-1, keepdim=True), squares.sum(-1, keepdim=True))
     by_scores = unrelated + (related * size - alike * unrelated).clamp_min(0) + through(squares * by_keys)
-    spread_of_weights = saturated(share_variance(weights, by_keys + by_queries), weights * (1 - weights))
-    by_values = (squares + spread_of_weights) @ v.independent
+    weight_variance = saturated(share_variance(weights, by_keys + by_queries), weights * (1 - weights))
+    by_values = (squares + weight_variance) @ v.independent
     return by_scores, by_values
 
 
@@ -154,7 +155,7 @@ def _proportion(part: Tensor, whole: Tensor) -> Tensor:
 
 
 def _parts(value: Any, dtype: torch.dtype) -> Moments:
-    """A value in the precision of variances, with noise that is either common to all tokens or independent."""
+    """Return a value in the precision of variances, with noise that is either common to all tokens or independent."""
     if not isinstance(value, Moments):
         loc = value.to(dtype)
         return Moments(loc, torch.zeros_like(loc))
@@ -163,7 +164,7 @@ def _parts(value: Any, dtype: torch.dtype) -> Moments:
 
 
 def _repeated(value: Any, times: int) -> Any:
-    """Give every group of query heads its key or value head."""
+    """Repeat the key or value heads for each group of query heads."""
     if isinstance(value, Moments):
         return value.viewed(lambda x: x.repeat_interleave(times, -3))
     return value.repeat_interleave(times, -3)
@@ -172,7 +173,7 @@ def _repeated(value: Any, times: int) -> Any:
 def _mask(
     mask: Tensor | None, is_causal: bool, rows: int, columns: int, device: torch.device, dtype: torch.dtype
 ) -> Tensor | None:
-    """What is added to the scores: -inf where a query may not look."""
+    """Return the mask that is added to the scores, with -inf for masked keys."""
     if is_causal:
         mask = torch.ones(rows, columns, dtype=torch.bool, device=device).tril()
     if mask is None:
@@ -185,7 +186,7 @@ def _mask(
 def _with_dropout(
     query: Any, key: Any, value: Any, attn_mask: Any, dropout_p: float, is_causal: bool, scale: float
 ) -> Any:
-    """Attend step by step, so that weights can be dropped."""
+    """Compute attention step by step, so that dropout can be applied to the weights."""
     mask = attn_mask
     if not isinstance(mask, Moments):
         mask = _mask(mask, is_causal, query.shape[-2], key.shape[-2], query.device, query.dtype)

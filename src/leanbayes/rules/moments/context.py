@@ -1,4 +1,4 @@
-"""What all values of one forward pass share: the settings of the rule, and the signs of the probes."""
+"""State that all values of one forward pass share: the settings of the rule, and the signs of the probes."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -7,16 +7,18 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from leanbayes.errors import UnsupportedOperation
+
 Correlation = Literal["common", "none"]
 Activations = Literal["exact", "taylor"]
 
-PROBES = 64  # directions of common noise; the variance that they add up to is right to about √(2/PROBES)
-TRAINING_PROBES = 8  # drawn anew at every step, so that few do
-CHANNELS = 4099  # columns of a table of signs; a prime, so that layers of usual widths do not meet theirs again
+PROBES = 64  # directions of common noise; the relative error of their total variance is about √(2/PROBES)
+TRAINING_PROBES = 8  # new ones at every step, so a few are enough
+CHANNELS = 4099  # columns of the table of signs; a prime, so layers of common widths do not get the same signs
 
 
 def make_signs(probes: int = PROBES) -> Tensor:
-    """Draw the table of signs, the same for every model: (probes, channels) of ±1."""
+    """Return the table of signs ±1, (probes, channels), which is the same for every model."""
     generator = torch.Generator().manual_seed(0)
     return torch.randint(2, (probes, CHANNELS), generator=generator, device="cpu", dtype=torch.int8) * 2 - 1
 
@@ -25,11 +27,16 @@ def make_signs(probes: int = PROBES) -> Tensor:
 class Pass:
     """One forward pass by moments.
 
-    correlation: "common" keeps noise that positions share, in `signs` many directions; "none" forgets correlations.
-    activations: "exact" takes the moments of a Gaussian through an activation function, "taylor" its slope at the mean.
-    maps: whether the independent noise of convolutions differs from pixel to pixel.
-    rows: the number of examples, where it is known. batch_first: whether values of three dimensions are (batch, length,
-    channels), not (length, batch, channels), where their sizes do not say so.
+    Attributes:
+        correlation: "common" keeps noise that positions share, in one direction per row of `signs`; "none" drops
+            correlations.
+        activations: "exact" uses the moments of an activation function of a Gaussian, "taylor" its slope at the mean.
+        signs: The table of signs of the probes.
+        maps: Whether the independent noise of convolutions differs from pixel to pixel.
+        rows: The number of examples, or None if it is unknown.
+        batch_first: Whether values of three dimensions are (batch, length, channels), not (length, batch, channels),
+            if their sizes do not decide.
+        taken: The number of columns of `signs` that layers have used.
     """
 
     correlation: Correlation = "none"
@@ -41,8 +48,12 @@ class Pass:
     taken: int = 0
 
     def next_signs(self, channels: int) -> Tensor:
-        """Take signs for the noise of one layer, (probes, channels), each column of squared length 1."""
-        assert self.signs is not None
+        """Return signs for the noise of one layer, (probes, channels), scaled so that each column has length 1."""
+        if self.signs is None:
+            raise UnsupportedOperation(
+                "The rule 'moments' starts with a call of the model: use bnn(x), or the function that bnn.drawn() "
+                'yields; other methods of the network, such as generate(), need bnn.using("sample").'
+            )
         probes, width = self.signs.shape
         start, self.taken = self.taken % width, self.taken + channels
         pieces, missing = [], channels
@@ -54,7 +65,7 @@ class Pass:
         return signs.to(torch.float32) * probes**-0.5
 
     def batch_dim(self, shape: Sequence[int]) -> int:
-        """Which of the dimensions of a value counts examples; windows of images may have multiplied them."""
+        """Return the dimension of a value that counts examples, or windows of them."""
         if len(shape) != 3:
             return 0
         if self.rows is None:

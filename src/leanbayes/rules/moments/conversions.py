@@ -1,4 +1,4 @@
-"""Moments through conversions of type and device, and functions whose result has no randomness: they see the means."""
+"""Moments through conversions of dtype and device, and functions with deterministic results, which use the means."""
 
 from typing import Any
 
@@ -10,12 +10,12 @@ from leanbayes.rules.moments.value import Moments, variance_dtype
 
 
 def loc_of(value: Any) -> Any:
-    """Mean of a value; anything without moments is its own mean."""
+    """Return the mean of a value; a value without moments is its own mean."""
     return value.loc if isinstance(value, Moments) else value
 
 
 def converted(x: Moments, loc: Tensor) -> Any:
-    """Give the other parts of a value the device and precision that go with `loc`; integers have no noise."""
+    """Convert the other parts of a value to the device and precision of `loc`; integers have no noise."""
     if not loc.is_floating_point():
         return loc
     dtype = variance_dtype(loc.dtype)
@@ -27,7 +27,7 @@ def _conversion(name: str) -> None:
     @moment_rule(*named(name))
     def convert(input: Any, *args: Any, **kwargs: Any) -> Any:
         loc = getattr(loc_of(input), name)(*[loc_of(arg) for arg in args], **kwargs)
-        # t.to(x) and t.type_as(x) convert a plain tensor; x.type() tells a name.
+        # t.to(x) and t.type_as(x) convert a plain tensor; x.type() returns a name.
         return converted(input, loc) if isinstance(input, Moments) and isinstance(loc, Tensor) else loc
 
 
@@ -44,20 +44,20 @@ def clone(input: Moments, *, memory_format: torch.memory_format = torch.preserve
 
 @moment_rule(*named("detach"))
 def detach(input: Moments) -> Moments:
-    """Cut all parts off from what they were computed from."""
+    """Detach all parts from the graph."""
     common = None if input.common is None else input.common.detach()
     return input.like(input.loc.detach(), input.independent.detach(), common, input.grid)
 
 
 @moment_rule(*named("detach_"))
 def detach_(input: Moments) -> Moments:
-    """Cut all parts off from what they were computed from, in place."""
+    """Detach all parts from the graph, in place."""
     return input.assign(detach(input))
 
 
 @moment_rule(*named("requires_grad_"))
 def requires_grad_(input: Moments, requires_grad: bool = True) -> Moments:
-    """Ask for the gradient of the means."""
+    """Require the gradient of the means."""
     input.loc.requires_grad_(requires_grad)
     return input
 
@@ -65,15 +65,15 @@ def requires_grad_(input: Moments, requires_grad: bool = True) -> Moments:
 def _of_means(name: str) -> None:
     for function in named(name):
 
-        def see_means(*args: Any, _function: Any = function, **kwargs: Any) -> Any:
+        def apply_to_means(*args: Any, _function: Any = function, **kwargs: Any) -> Any:
             return _function(*[loc_of(arg) for arg in args], **{key: loc_of(arg) for key, arg in kwargs.items()})
 
-        moment_rule(function)(see_means)
+        moment_rule(function)(apply_to_means)
 
 
 _NEW = "new_zeros new_ones new_full new_empty new_tensor zeros_like ones_like full_like empty_like rand_like randn_like"
 _COMPARE = "eq ne lt le gt ge __eq__ __ne__ __lt__ __le__ __gt__ __ge__ equal not_equal less less_equal greater"
 _COMPARE += " greater_equal isnan isfinite isinf isclose allclose argmax argmin argsort"
-_ASK = "numel nelement ndimension is_floating_point is_complex is_same_size element_size result_type data_ptr"
-for _name in f"{_NEW} {_COMPARE} {_ASK}".split():
+_METADATA = "numel nelement ndimension is_floating_point is_complex is_same_size element_size result_type data_ptr"
+for _name in f"{_NEW} {_COMPARE} {_METADATA}".split():
     _of_means(_name)

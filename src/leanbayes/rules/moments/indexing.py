@@ -1,4 +1,4 @@
-"""Moments through functions that take parts of a value: indices, slices, pieces."""
+"""Moments through indexing, slicing and splitting."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -14,7 +14,7 @@ _ALL = slice(None)
 
 
 def _entries(key: Any, dims: int) -> list[Any]:
-    """Write an index out: one entry for each dimension, and None for each new one; masks become indices."""
+    """Expand an index to one entry per dimension, and None for each new dimension; masks become indices."""
     key = list(key) if isinstance(key, tuple) else [key]
     entries: list[Any] = []
     for entry in key:
@@ -32,7 +32,7 @@ def _entries(key: Any, dims: int) -> list[Any]:
 
 @moment_rule(*named("__getitem__"))
 def getitem(input: Moments, key: Any) -> Moments:
-    """Index a value; where common noise is constant along a dimension, nothing is taken from it."""
+    """Index a value; a common part that is constant along a dimension is not indexed there."""
     loc = input.loc[key]
     if input.common is None:
         return input.like(loc, input.independent[key])
@@ -48,7 +48,7 @@ def getitem(input: Moments, key: Any) -> Moments:
 
 
 def _indexed(x: Moments, loc: Tensor, key: Any, entries: list[Any]) -> Moments:
-    """Index by tensors: where common noise is constant, the index that stands for all others is 0."""
+    """Index by tensors; where the common part is constant, it is indexed by 0."""
     assert x.common is not None
     sizes = list(x.common.shape[1:])
     small: list[Any] = [_ALL]
@@ -63,40 +63,40 @@ def _indexed(x: Moments, loc: Tensor, key: Any, entries: list[Any]) -> Moments:
             entry = _ALL if isinstance(entry, slice) else 0
         small.append(entry)
     common = x.common[tuple(small)]
-    if _leads(entries):  # torch puts the dimensions of tensor indices that slices separate first, before the probes
+    if _leads(entries):  # then torch puts the dimensions of the tensor indices first, before the probes
         count = max([entry.dim() for entry in entries if isinstance(entry, Tensor)])
         common = common.movedim(count, 0)
     return x.like(loc, x.independent[key], common)
 
 
 def _leads(entries: Sequence[Any]) -> bool:
-    """Whether indices by tensors are apart from each other, so that their dimensions come first."""
-    kept = [entry for entry in entries if not isinstance(entry, int)]  # torch takes single entries beforehand
+    """Whether tensor indices are separated by slices, so that their dimensions come first in the result."""
+    kept = [entry for entry in entries if not isinstance(entry, int)]  # torch applies integer indices first
     places = [number for number, entry in enumerate(kept) if isinstance(entry, Tensor)]
     return places[-1] - places[0] + 1 != len(places)
 
 
 @moment_rule(*named("select"))
 def select(input: Moments, dim: int, index: int) -> Moments:
-    """Take one entry along a dimension."""
+    """Select one entry along a dimension."""
     return getitem(input, (_ALL,) * (dim % input.dim()) + (index,))
 
 
 @moment_rule(*named("narrow"))
 def narrow(input: Moments, dim: int, start: int, length: int) -> Moments:
-    """Take a range along a dimension."""
+    """Select a range along a dimension."""
     return along(input, dim, lambda tensor, place: tensor.narrow(place, start, length))
 
 
 @moment_rule(*named("index_select"))
 def index_select(input: Moments, dim: int, index: Tensor) -> Moments:
-    """Take entries along a dimension."""
+    """Select entries along a dimension."""
     return along(input, dim, lambda tensor, place: tensor.index_select(place, index))
 
 
 @moment_rule(*named("unbind"))
 def unbind(input: Moments, dim: int = 0) -> tuple[Moments, ...]:
-    """Take all entries along a dimension, one by one."""
+    """Split into single entries along a dimension."""
     return tuple([select(input, dim, index) for index in range(input.shape[dim])])
 
 
@@ -112,25 +112,25 @@ def _pieces(x: Moments, dim: int, locs: Sequence[Tensor]) -> tuple[Moments, ...]
 
 @moment_rule(*named("split", "split_with_sizes", "unsafe_split"))
 def split(input: Moments, split_size: Any, dim: int = 0) -> tuple[Moments, ...]:
-    """Take apart into pieces of given sizes."""
+    """Split into pieces of given sizes."""
     return _pieces(input, dim, input.loc.split(split_size, dim))
 
 
 @moment_rule(*named("chunk", "unsafe_chunk"))
 def chunk(input: Moments, chunks: int, dim: int = 0) -> tuple[Moments, ...]:
-    """Take apart into a number of pieces."""
+    """Split into a number of pieces."""
     return _pieces(input, dim, input.loc.chunk(chunks, dim))
 
 
 @moment_rule(*named("tensor_split"))
 def tensor_split(input: Moments, indices_or_sections: Any, dim: int = 0) -> tuple[Moments, ...]:
-    """Take apart at given places, or into a number of pieces of nearly the same size."""
+    """Split at given positions, or into a number of pieces of nearly equal size."""
     return _pieces(input, dim, input.loc.tensor_split(indices_or_sections, dim))
 
 
 @moment_rule(*named("gather"))
 def gather(input: Moments, dim: int, index: Tensor) -> Moments:
-    """Take elements along a dimension, by an index for each element of the result."""
+    """Select elements along a dimension, by one index per element of the result."""
     x = input.plain()
     dim %= x.dim()
     loc, independent = x.loc.gather(dim, index), x.independent.gather(dim, index)
@@ -140,7 +140,7 @@ def gather(input: Moments, dim: int, index: Tensor) -> Moments:
     for other in [place for place in range(x.dim()) if place != dim]:
         if common.shape[other + 1] != 1:
             common = common.narrow(other + 1, 0, index.shape[other])
-        elif index.stride(other) == 0:  # the same index at all positions, as `expand` gives it
+        elif index.stride(other) == 0:  # the same index at all positions, as a result of `expand`
             small = small.narrow(other, 0, 1)
     if common.shape[dim + 1] != 1:
         sizes = [common.shape[place + 1] if place == dim else size for place, size in enumerate(small.shape)]
@@ -150,7 +150,7 @@ def gather(input: Moments, dim: int, index: Tensor) -> Moments:
 
 @moment_rule(*named("take_along_dim"))
 def take_along_dim(input: Moments, indices: Tensor, dim: int | None = None) -> Moments:
-    """Take elements along a dimension, by indices that broadcast."""
+    """Select elements along a dimension, by indices that broadcast."""
     if dim is None:
         return gather(input.ravel(), 0, indices.ravel())
     dim %= input.dim()

@@ -1,6 +1,6 @@
-"""Moments brought together with others: broadcast to a shape, joined along a dimension.
+"""Broadcasting and concatenation of Moments.
 
-torch.compile finds them in a list, torch.cat([x, y]), but does not look into a tuple, torch.cat((x, y)).
+torch.compile dispatches on Moments in a list, torch.cat([x, y]), but not in a tuple, torch.cat((x, y)).
 """
 
 from collections.abc import Sequence
@@ -14,7 +14,7 @@ from leanbayes.rules.moments.registry import moment_rule, named
 from leanbayes.rules.moments.shape import expand
 from leanbayes.rules.moments.value import Moments, variance_dtype
 
-_TINY = 1e-20  # variances below it count as this in quotients
+_TINY = 1e-20  # lower limit of variances in quotients
 
 
 def stretched(x: Moments, shape: Sequence[int]) -> Moments:
@@ -23,7 +23,7 @@ def stretched(x: Moments, shape: Sequence[int]) -> Moments:
 
 
 def on_one_grid(values: Sequence[Moments]) -> Sequence[Moments]:
-    """Give values of one shape the same grid, the finest of theirs if the others can be split so."""
+    """Give values of one shape the same grid: the finest of their grids if possible, else their shape."""
     grids = [value.grid for value in values if value.common is not None]
     if all([grid == grids[0] for grid in grids]):
         return values
@@ -44,14 +44,16 @@ def broadcast_tensors(*tensors: Any) -> list[Any]:
 
 @moment_rule(*named("cat", "concat", "concatenate"))
 def cat(tensors: Sequence[Any], dim: int = 0, *, axis: int | None = None) -> Moments:
-    """Join values, some perhaps without noise, along a dimension.
+    """Concatenate values, with or without noise, along a dimension.
 
-    Channels keep each its own common noise. Positions share one: the mean Ū of the parts' U_i weighted by their length,
-    shrunk until Σ_r Ū² is no more than Σ_r U_i² of any part, whose rest becomes independent. So a class token without
-    noise, which a norm might magnify, gets none from the other tokens.
+    Channels keep their own common noise. Positions share one: the mean Ū of the common parts U_i, weighted by their
+    lengths and scaled down so that Σ_r Ū² is at most Σ_r U_i² of every part. The rest becomes independent. So a class
+    token without noise gets none from the other tokens, which a norm might amplify.
     """
     dim = dim if axis is None else axis
     loc = torch.cat([loc_of(value) for value in tensors], dim)
+    if loc.dim() > 1:  # an empty vector fits everything, as for torch: the caches of language models start with one
+        tensors = [value for value in tensors if tuple(value.shape) != (0,)]
     dim, dtype = dim % loc.dim(), variance_dtype(loc.dtype)
     first = next(iter([value for value in tensors if isinstance(value, Moments)]))
     values = [_certain(first, value, dtype) if isinstance(value, Tensor) else value.plain() for value in tensors]
@@ -79,12 +81,12 @@ def cat(tensors: Sequence[Any], dim: int = 0, *, axis: int | None = None) -> Mom
 
 
 def _certain(like: Moments, loc: Tensor, dtype: torch.dtype) -> Moments:
-    """Make a value without noise."""
+    """Return a value without noise."""
     return like.like(loc, torch.zeros_like(loc, dtype=dtype))
 
 
 def _shared(commons: Sequence[Tensor], lengths: Sequence[int], dim: int) -> Tensor:
-    """Return the mean of common parts along a dimension, shrunk so that none has less variance than it."""
+    """Return the mean of common parts along a dimension, scaled down so that no part has less variance."""
     means = [common.mean(dim + 1, keepdim=True) for common in commons]
     mean = torch.stack([part * (length / sum(lengths)) for part, length in zip(means, lengths, strict=True)]).sum(0)
     variances = [common.square().sum(0).amin(dim, keepdim=True) for common in commons]
@@ -95,17 +97,17 @@ def _shared(commons: Sequence[Tensor], lengths: Sequence[int], dim: int) -> Tens
 
 @moment_rule(*named("stack"))
 def stack(tensors: Sequence[Any], dim: int = 0) -> Moments:
-    """Join values along a new dimension."""
+    """Stack values along a new dimension."""
     return cat([value.unsqueeze(dim) for value in tensors], dim)
 
 
 @moment_rule(*named("hstack"))
 def hstack(tensors: Sequence[Any]) -> Moments:
-    """Join values along their second dimension, or the only one."""
+    """Concatenate values along their second dimension, or vectors along their only one."""
     return cat([value.reshape(-1) if value.dim() == 0 else value for value in tensors], min(1, tensors[0].dim() - 1))
 
 
 @moment_rule(*named("vstack"))
 def vstack(tensors: Sequence[Any]) -> Moments:
-    """Join values along their first dimension, vectors as rows."""
+    """Concatenate values along their first dimension, with vectors as rows."""
     return cat([value.reshape(1, -1) if value.dim() < 2 else value for value in tensors], 0)

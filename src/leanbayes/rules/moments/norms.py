@@ -1,11 +1,11 @@
-"""Normalisation layers: y = γ·x̂ + β with x̂ = (x - mean)/s, to first order in the noise of x.
+"""Normalization layers: y = γ·x̂ + β with x̂ = (x - mean)/s, to first order in the noise of x.
 
-With N the elements that share one mean and one s, D many, noise δ in x becomes noise (δ - mean δ - x̂·mean(x̂·δ))/s in x̂.
-Noise of its own everywhere, of variance v, so becomes noise of the variance
+With D elements that share one mean and one s, noise δ in x becomes noise (δ - mean δ - x̂·mean(x̂·δ))/s in x̂. So
+independent noise of variance v becomes noise of variance
 
     (v_i(1 - 2(1 + x̂_i²)/D) + (Σv + 2x̂_i·Σx̂v + x̂_i²·Σx̂²v)/D²)/s²,
 
-and noise in common takes the first formula direction by direction. Without the means (RMS norm, L2) their terms go.
+and common noise follows the first formula in each direction. Norms without the mean (RMS, L2) do not have its terms.
 """
 
 import math
@@ -24,7 +24,7 @@ Value = Moments | Tensor
 
 
 def _as_moments(*values: Any) -> Moments:
-    """Return the first value; if it has no noise, as one of the forward pass that another belongs to."""
+    """Return the first value as Moments, in the forward pass of the others if it has no noise."""
     first = values[0]
     if isinstance(first, Moments):
         return first
@@ -36,12 +36,12 @@ def _as_moments(*values: Any) -> Moments:
 
 
 def _per_channel(parameter: Value | None, dims: int) -> Any:
-    """Give a parameter (C,) the shape (C, 1, 1...) that broadcasts to (B, C, ...)."""
+    """Reshape a parameter (C,) to (C, 1, 1...), which broadcasts to (B, C, ...)."""
     return None if parameter is None else parameter.reshape(-1, *[1] * (dims - 2))
 
 
 def _scaled(x: Moments, loc: Tensor, slope: Tensor) -> Moments:
-    """Go through a multiplication by constants; where all positions have the same, the common part stays as it is."""
+    """Multiply by constants; if all positions have the same constant, the common part keeps its shape."""
     if x.common is not None and x.is_regular:
         own = (1,) * (x.dim() - slope.dim()) + tuple(slope.shape)
         if all(size == 1 or kept > 1 for size, kept in zip(own, x.common.shape[1:], strict=True)):
@@ -51,12 +51,12 @@ def _scaled(x: Moments, loc: Tensor, slope: Tensor) -> Moments:
 
 
 def _affine(x: Moments, loc: Tensor, weight: Value | None, bias: Value | None) -> Moments:
-    """Go through γ·x̂ + β, whose mean is `loc`; either may be random."""
+    """Compute γ·x̂ + β with the mean `loc`; γ and β may be random."""
     if weight is None:
         result = x.like_total(loc, x.variance, x.common, x.grid)
     else:
         result = _scaled(x, loc, loc_of(weight).to(x.variance.dtype))
-    # Positions share the noise of γ and β, but as x̂ differs between them, it is kept as noise of their own.
+    # Positions share the noise of γ and β, but x̂ differs between them, so it is treated as independent.
     total = result.variance
     if isinstance(weight, Moments):
         total = total + weight.variance * (x.loc.square() + x.variance)
@@ -79,22 +79,42 @@ def batch_norm(
     momentum: float = 0.1,
     eps: float = 1e-5,
 ) -> Moments:
-    """Scale each channel by γ/s, with the running variance or with that of the means over the batch."""
+    """Scale each channel by γ/s, with the running variance or that of the batch.
+
+    In training, s² is the expected variance over the batch: that of the means plus the mean variance of the noise. So
+    the mean square of x̂ is at most 1, as it is in every sample, even if the means of a batch are nearly equal (two
+    examples with a map of one pixel). The running variance includes the noise too. With "taylor", the mean of x̂ and the
+    running variance are those of the means alone, if a channel has more than two values: of two values, x̂ would be ±1
+    with unbounded gradients, and training diverges.
+    """
     x = _as_moments(input, weight, bias)
     dims, dtype = x.dim(), variance_dtype(x.loc.dtype)
     m = x.loc.to(dtype)
     if training or running_mean is None or running_var is None:
-        spread, mean = torch.var_mean(m, [dim for dim in range(dims) if dim != 1], correction=0)
-    else:  # read before they change
-        spread, mean = running_var.to(dtype), running_mean.to(dtype)
-    loc = F.batch_norm(x.loc, running_mean, running_var, loc_of(weight), loc_of(bias), training, momentum, eps)
-    scale = (spread + eps).rsqrt()
+        others = [dim for dim in range(dims) if dim != 1]
+        variance, mean = torch.var_mean(m, others, correction=0)
+        noise = shrunk(x.variance).mean(others)
+        scale = (variance + noise + eps).rsqrt()
+        # The backward pass needs the statistics that it has stored, so they do not change afterwards.
+        stored = None if running_var is None else running_var.clone()
+        loc = F.batch_norm(x.loc, running_mean, stored, loc_of(weight), loc_of(bias), training, momentum, eps)
+        if x.within.activations == "exact" or x.loc.numel() <= 2 * x.shape[1]:
+            excess = scale - (variance + eps).rsqrt()
+            excess = excess if weight is None else excess * loc_of(weight).to(dtype)
+            center = m - _per_channel(mean, dims)
+            loc = (loc + center * _per_channel(excess, dims)).to(loc.dtype)
+            stored = None if stored is None else stored + momentum * noise.detach()
+        if training and running_var is not None and stored is not None:
+            running_var.copy_(stored)
+    else:
+        scale, mean = (running_var.to(dtype) + eps).rsqrt(), running_mean.to(dtype)
+        loc = F.batch_norm(x.loc, running_mean, running_var, loc_of(weight), loc_of(bias), False, momentum, eps)
     if not isinstance(weight, Moments) and not isinstance(bias, Moments):
         slope = scale if weight is None else scale * weight.to(dtype)
         return _scaled(x, loc, _per_channel(slope, dims))
     scale, mean = _per_channel(scale, dims), _per_channel(mean, dims)
-    normalised = _scaled(x, (m - mean) * scale, scale)
-    return _affine(normalised, loc, _per_channel(weight, dims), _per_channel(bias, dims))
+    normalized = _scaled(x, (m - mean) * scale, scale)
+    return _affine(normalized, loc, _per_channel(weight, dims), _per_channel(bias, dims))
 
 
 @moment_rule(torch.batch_norm)
@@ -115,40 +135,40 @@ def _batch_norm_of_torch(
 # -- statistics of one example ----------------------------------------------------------------------------------------
 
 
-def _normalised(
-    x: Moments, dims: list[int], eps: float, centred: bool = True, floor: float = 0.0
+def _normalized(
+    x: Moments, dims: list[int], eps: float, centered: bool = True, floor: float = 0.0
 ) -> tuple[Moments, Tensor]:
-    """Return x̂, with statistics over `dims`, and by how much its mean is off from that of the plain function.
+    """Return x̂, with statistics over `dims`, and the difference of its mean from the result without noise.
 
-    Under "exact" s² is the mean of the random one: the variance of the means, and that of the noise about its own mean.
+    With "exact", s² is the expected variance: that of the means plus that of the noise around its mean.
     """
     size, v = math.prod([x.shape[dim] for dim in dims]), x.independent
     m, common = x.loc.to(variance_dtype(x.loc.dtype)), _per_example(x)
-    centre = m - m.mean(dims, keepdim=True) if centred else m
-    spread = total = (centre.square().mean(dims, keepdim=True) + eps).clamp_min(floor)
+    center = m - m.mean(dims, keepdim=True) if centered else m
+    without_noise = total = (center.square().mean(dims, keepdim=True) + eps).clamp_min(floor)
     behind = [dim + 1 for dim in dims]
-    if common is not None and centred:
+    if common is not None and centered:
         common = common - common.mean(behind, keepdim=True)
     if x.within.activations == "exact":
-        total = total + v.mean(dims, keepdim=True) * (1 - 1 / size if centred else 1.0)
+        total = total + v.mean(dims, keepdim=True) * (1 - 1 / size if centered else 1.0)
         if common is not None:
             total = total + common.square().mean(behind, keepdim=True).sum(0)
     scale = total.rsqrt()
-    loc = centre * scale
+    loc = center * scale
     square = loc.square()
-    own = v * (1 - (2 / size) * (1 + square if centred else square))
+    own = v * (1 - (2 / size) * (1 + square if centered else square))
     own = own + square * (square * v).sum(dims, keepdim=True) / size**2
-    if centred:
+    if centered:
         own = own + (v.sum(dims, keepdim=True) + 2 * loc * (loc * v).sum(dims, keepdim=True)) / size**2
     own = scale.square() * own.clamp_min(0)
     if common is not None:
         common, energy = _turned(common, loc, scale, dims)
         own = own + energy
-    return x.like_total(loc, own, common), centre * (scale - spread.rsqrt())
+    return x.like_total(loc, own, common), center * (scale - without_noise.rsqrt())
 
 
 def _per_example(x: Moments) -> Tensor | None:
-    """Return the common part with a direction for each example, although examples may share theirs so far."""
+    """Return the common part expanded along the examples, which may share it."""
     if x.common is None:
         return None
     sizes = list(x.common.shape)
@@ -158,9 +178,9 @@ def _per_example(x: Moments) -> Tensor | None:
 
 
 def _turned(shift: Tensor, loc: Tensor, scale: Tensor, dims: list[int]) -> tuple[Tensor, Tensor]:
-    """Return, for centred noise in common, the mean over positions of d = (shift - x̂·q)/s, and Σd².
+    """Return, for centered common noise, the mean over positions of d = (shift - x̂·q)/s, and Σd².
 
-    q is the mean of x̂·shift over `dims`. All sums are products of matrices: d itself is never made.
+    q is the mean of x̂·shift over `dims`. All sums are matrix products, and d itself is never stored.
     """
     names = "abcdefgh"[: loc.dim()]
     outer = "".join(name for dim, name in enumerate(names) if dim not in dims)
@@ -183,18 +203,18 @@ def _turned(shift: Tensor, loc: Tensor, scale: Tensor, dims: list[int]) -> tuple
 
 
 def _finished(
-    x: Moments, plain: Tensor, normalised: Moments, excess: Tensor, weight: Value | None, bias: Value | None
+    x: Moments, plain: Tensor, normalized: Moments, excess: Tensor, weight: Value | None, bias: Value | None
 ) -> Moments:
-    """Bring x̂ into the shape of x again and apply γ and β; `plain` is the result without noise."""
+    """Reshape x̂ to the shape of x and apply γ and β; `plain` is the result without noise."""
     excess = excess.reshape(x.shape)
     if weight is not None:
         excess = excess * loc_of(weight)
     loc = plain if x.within.activations == "taylor" else (plain + excess).to(plain.dtype)
-    return _affine(normalised.reshaped(normalised.loc.reshape(x.shape)), loc, weight, bias)
+    return _affine(normalized.reshaped(normalized.loc.reshape(x.shape)), loc, weight, bias)
 
 
 def _last_dims(x: Moments, count: int) -> tuple[Moments, list[int]]:
-    """Undo a merge of positions, unless the last dimensions are in it, so that the common part need not spread out."""
+    """Undo a merge of positions, unless it includes the last dimensions, so that the common part stays small."""
     if x.common is not None and x.grid[-count:] == tuple(x.shape[-count:]):
         x = x.reshaped(x.loc.reshape(x.grid))
     x = x.plain()
@@ -210,22 +230,22 @@ def layer_norm(
     eps: float = 1e-5,
     cudnn_enable: bool = True,
 ) -> Moments:
-    """Normalise over the last dimensions."""
+    """Normalize over the last dimensions."""
     x = _as_moments(input, weight, bias)
     plain = F.layer_norm(x.loc, normalized_shape, loc_of(weight), loc_of(bias), eps)
-    return _finished(x, plain, *_normalised(*_last_dims(x, len(normalized_shape)), eps), weight, bias)
+    return _finished(x, plain, *_normalized(*_last_dims(x, len(normalized_shape)), eps), weight, bias)
 
 
 @moment_rule(*named("rms_norm"))
 def rms_norm(
     input: Value, normalized_shape: Sequence[int], weight: Value | None = None, eps: float | None = None
 ) -> Moments:
-    """Normalise over the last dimensions, without the mean."""
+    """Normalize over the last dimensions, without subtracting the mean."""
     x = _as_moments(input, weight)
     plain = F.rms_norm(x.loc, normalized_shape, loc_of(weight), eps)
     eps = torch.finfo(variance_dtype(x.dtype)).eps if eps is None else eps
-    normalised = _normalised(*_last_dims(x, len(normalized_shape)), eps, centred=False)
-    return _finished(x, plain, *normalised, weight, None)
+    normalized = _normalized(*_last_dims(x, len(normalized_shape)), eps, centered=False)
+    return _finished(x, plain, *normalized, weight, None)
 
 
 def _in_groups(x: Moments, groups: int) -> tuple[Moments, list[int]]:
@@ -243,11 +263,11 @@ def group_norm(
     eps: float = 1e-5,
     cudnn_enabled: bool = True,
 ) -> Moments:
-    """Normalise over positions and groups of channels."""
+    """Normalize over positions and groups of channels."""
     x = _as_moments(input, weight, bias)
     plain = F.group_norm(x.loc, num_groups, loc_of(weight), loc_of(bias), eps)
     weight, bias = _per_channel(weight, x.dim()), _per_channel(bias, x.dim())
-    return _finished(x, plain, *_normalised(*_in_groups(x, num_groups), eps), weight, bias)
+    return _finished(x, plain, *_normalized(*_in_groups(x, num_groups), eps), weight, bias)
 
 
 @moment_rule(F.instance_norm)
@@ -261,7 +281,7 @@ def instance_norm(
     momentum: float = 0.1,
     eps: float = 1e-5,
 ) -> Moments:
-    """Normalise each channel over its positions, or by running statistics."""
+    """Normalize each channel over its positions, or by running statistics."""
     if not use_input_stats:
         return batch_norm(input, running_mean, running_var, weight, bias, False, momentum, eps)
     x = _as_moments(input, weight, bias)
@@ -269,15 +289,15 @@ def instance_norm(
         x.loc, running_mean, running_var, loc_of(weight), loc_of(bias), use_input_stats, momentum, eps
     )
     weight, bias = _per_channel(weight, x.dim()), _per_channel(bias, x.dim())
-    return _finished(x, plain, *_normalised(*_in_groups(x, x.shape[1]), eps), weight, bias)
+    return _finished(x, plain, *_normalized(*_in_groups(x, x.shape[1]), eps), weight, bias)
 
 
 @moment_rule(F.normalize)
 def normalize(input: Moments, p: float = 2.0, dim: int = 1, eps: float = 1e-12, out: None = None) -> Moments:
-    """Divide by the Euclidean length: a root mean square norm over √D."""
+    """Divide by the Euclidean norm: an RMS norm divided by √D."""
     if p != 2:
         raise unsupported("F.normalize with p other than 2")
     plain, x, size = F.normalize(input.loc, p, dim, eps), input.plain(), input.shape[dim]
-    normalised = _normalised(x, [dim % x.dim()], 0.0, centred=False, floor=eps**2 / size)
+    normalized = _normalized(x, [dim % x.dim()], 0.0, centered=False, floor=eps**2 / size)
     shrink = torch.tensor(size**-0.5, dtype=x.variance.dtype, device=x.device)
-    return _finished(x, plain, *normalised, shrink, None)
+    return _finished(x, plain, *normalized, shrink, None)

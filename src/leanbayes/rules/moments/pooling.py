@@ -1,4 +1,4 @@
-"""Moments through pooling: the common part passes, because all positions share it."""
+"""Moments through pooling. The common part does not change, because all positions share it."""
 
 from typing import Any
 
@@ -14,7 +14,7 @@ from leanbayes.rules.moments.value import Moments
 
 
 def _winner(x: Moments, dims: int, function: Any, *settings: Any) -> tuple[Moments, Tensor]:
-    """Pool by the maximum, which has the noise of the element with the largest mean; and say which that is."""
+    """Return the maxima, with the noise of the elements with the largest means, and the indices of these."""
     x = settled(x, range(-dims, 0))
     loc, indices = function(x.loc, *settings, return_indices=True)
     independent = x.independent.flatten(-dims).gather(-1, indices.flatten(-dims)).reshape(loc.shape)
@@ -54,7 +54,7 @@ def _max_pool(dims: int) -> None:
     ) -> tuple[Moments, Tensor]:
         return _winner(input, dims, adaptive, output_size)
 
-    # `return_indices` decides which of two functions torch asks about; in torch itself there are others of these names.
+    # torch dispatches to one of two functions, depending on `return_indices`.
     moment_rule(function, getattr(torch, f"max_pool{dims}d"))(max_pool)
     moment_rule(*named(f"max_pool{dims}d_with_indices"))(max_pool_with_indices)
     moment_rule(adaptive)(adaptive_max_pool)
@@ -66,13 +66,13 @@ for _dims in (1, 2, 3):
 
 
 def _sizes(size: Any, dims: int) -> tuple[int, ...]:
-    """Write a size out for each dimension."""
+    """Expand a size to one per dimension."""
     sizes = (size,) if isinstance(size, int) else tuple(size)
     return sizes * dims if len(sizes) == 1 else sizes
 
 
 def _avg_pool(x: Moments, loc: Tensor, dims: int, window: tuple[Any, ...], divisor: int | None) -> Moments:
-    """Noise of averages over windows (size, stride, padding, ceil_mode, count_include_pad): Σv/n²."""
+    """Return averages over windows (size, stride, padding, ceil_mode, count_include_pad), with the variance Σv/n²."""
     size, stride, padding, ceil_mode, include = window
     size, padding = _sizes(size, dims), _sizes(padding, dims)
     stride = _sizes(stride, dims) if stride else size
@@ -80,11 +80,11 @@ def _avg_pool(x: Moments, loc: Tensor, dims: int, window: tuple[Any, ...], divis
     v = x.independent
     lead = v.shape[:-dims]
     planes = v.reshape(-1, 1, *v.shape[-dims:])
-    if dims == 1:  # only pools over planes and volumes can return sums
+    if dims == 1:  # avg_pool1d cannot return sums
         planes, size, stride, padding = planes.unsqueeze(-2), (1, *size), (1, *stride), (0, *padding)
     pool = F.avg_pool3d if dims == 3 else F.avg_pool2d
     here = torch.ones_like(planes[:1])
-    real = pool(here, size, stride, padding, ceil_mode, True, 1)  # elements of each window that are no padding
+    real = pool(here, size, stride, padding, ceil_mode, True, 1)  # elements of each window without padding
     share = real / divisor if divisor else pool(here, size, stride, padding, ceil_mode, include)  # real / n
     total = pool(planes, size, stride, padding, ceil_mode, True, 1)
     averaged = (total * (share / real).square()).reshape(*lead, *loc.shape[-dims:])
@@ -105,7 +105,7 @@ def avg_pool1d(
     ceil_mode: bool = False,
     count_include_pad: bool = True,
 ) -> Moments:
-    """Average over windows of a line."""
+    """Average over windows of sequences."""
     window = (kernel_size, stride or None, padding, ceil_mode, count_include_pad)
     loc = F.avg_pool1d(input.loc, kernel_size, stride or (), padding, ceil_mode, count_include_pad)
     return _avg_pool(input, loc, 1, window, None)
@@ -140,7 +140,7 @@ for _dims in (1, 2, 3):
 
 
 def _adaptive_average(input: Moments, output_size: Any, dims: int) -> Moments:
-    """Average over windows that cover the positions evenly: Σv/n², where windows differ in their size n."""
+    """Average over windows that cover the positions evenly, with the variance Σv/n² for windows of size n."""
     x = settled(input, range(-dims, 0))
     function = getattr(F, f"adaptive_avg_pool{dims}d")
     loc, averaged = function(x.loc, output_size), function(x.independent, output_size)

@@ -1,13 +1,13 @@
 """Products of two values, either of which may be random: matmul, bmm, einsum.
 
-With independent elements the variance of a sum of products is exactly
+For independent elements the variance of a sum of products is exactly
 
     v = Σ_k m_a² v_b + v_a m_b² + v_a v_b.
 
-The noise of shares that sum to 1 over k cancels in Σ_k, so there m_b counts from its mean over k.
+The noise of shares that sum to 1 over k cancels in Σ_k, so m_b is measured from its mean over k.
 
-Common noise goes through as a tangent, U_a·m_b + m_a·U_b. It is never spread over the positions of the result: where
-the tangent would differ between them its mean stays common, and the rest of its variance becomes independent.
+Common noise has the tangent U_a·m_b + m_a·U_b. It is never expanded over the positions of the result: if the tangent
+differs between them, its mean stays common, and the rest of its variance becomes independent.
 """
 
 import math
@@ -59,7 +59,8 @@ def _einsum(equation: str, *operands: Any) -> Any:
         operands = tuple(operands[0])
     loc = torch.einsum(equation, *(loc_of(x) for x in operands))
     if len(operands) > 2:
-        raise unsupported("torch.einsum of more than two values", "multiply them two at a time.")
+        remedy = 'multiply them two at a time, or use bnn.using("sample").'
+        raise unsupported("torch.einsum of more than two values", remedy)
     inputs, _, out = equation.replace(" ", "").partition("->")
     labels = inputs.split(",")
     if "..." in inputs or _PROBE in inputs:
@@ -67,20 +68,20 @@ def _einsum(equation: str, *operands: Any) -> Any:
     elif "->" not in equation:
         out = "".join(sorted(c for c in set(inputs) - {","} if inputs.count(c) == 1))
     if any(len(set(own)) != len(own) for own in labels):
-        raise unsupported("torch.einsum of a diagonal", "take the diagonal first.")
+        raise unsupported("torch.einsum of a diagonal", 'take the diagonal first, or use bnn.using("sample").')
     if len(operands) == 1:
         one = operands[0].loc.new_ones(())
         return _product(operands[0], one, labels[0], "", out, loc)
     factors = []
     for own, other, x in zip(labels, labels[::-1], operands, strict=True):
-        kept = "".join(c for c in own if c in other or c in out)  # what is summed alone goes first
+        kept = "".join(c for c in own if c in other or c in out)  # sum over the dimensions of one factor first
         factors.append((x if kept == own else torch.einsum(f"{own}->{kept}", x), kept))
     (a, left), (b, right) = factors
     return _product(a, b, left, right, out, loc)
 
 
 def _spell_out(labels: list[str], out: str, dims: list[int], explicit: bool) -> tuple[list[str], str]:
-    """Replace the ellipses of an equation by letters."""
+    """Replace the ellipses in an equation by letters."""
     free = [letter for letter in _LETTERS if all(letter not in own for own in (*labels, out))]
     counts = [dim - len(own.replace("...", "")) for own, dim in zip(labels, dims, strict=True)]
     rest = "".join(free[: max(count for own, count in zip(labels, counts, strict=True) if "..." in own)])
@@ -95,14 +96,14 @@ def _spell_out(labels: list[str], out: str, dims: list[int], explicit: bool) -> 
 
 
 def _product(a: Any, b: Any, left: str, right: str, out: str, loc: Tensor) -> Moments:
-    """The moments of einsum("left,right->out", a, b), whose mean is `loc`."""
+    """Return the moments of einsum("left,right->out", a, b), whose mean is `loc`."""
     like = a if isinstance(a, Moments) else b
     dtype = variance_dtype(loc.dtype)
     equation = f"{left},{right}->{out}"
     m_a, m_b = (loc_of(x).to(dtype) for x in (a, b))
     parts = [x.plain() if isinstance(x, Moments) else None for x in (a, b)]
     for x, own in ((a, left), (b, right)):
-        # Of a batch of matrices each example may have its copy.
+        # In a batch of matrices each example may have its own copy.
         if set(own) - set(out) and not {*left} & {*right} & {*out} and isinstance(x, Moments) and x.copies:
             raise copied("a product")
     terms: list[Any] = []
@@ -123,16 +124,19 @@ def _product(a: Any, b: Any, left: str, right: str, out: str, loc: Tensor) -> Mo
         terms.append(energy)
         if common is not None:
             terms.append(2 * torch.einsum(f"{_PROBE}{out},{_PROBE}{out}->{out}", common, other))
-            # What the tangent of `a` shares, that of `b` must share too: the sum would be as large as all positions.
+            # Average the tangent of `b` where that of `a` is shared: otherwise the sum would have all positions.
             dims = [d for d in range(1, common.dim()) if common.shape[d] == 1 and other.shape[d] != 1]
             other = other.mean(dims, keepdim=True) if dims else other
         common = other if common is None else common + other
-    total = sum(terms[1:], terms[0]).to(dtype).clamp_min(0).expand(loc.shape)  # under autocast it is coarse
+    total = sum(terms[1:], terms[0]).to(dtype).clamp_min(0).expand(loc.shape)  # low precision under autocast
     return like.like_total(loc, total, None if common is None else common.to(dtype))
 
 
 def _tangent(value: Moments, other: Any, factor: Tensor, own: str, others: str, out: str) -> tuple[Tensor, Tensor]:
-    """The common part of a value times the mean of another: what is kept of it, and the variance of all of it."""
+    """Multiply the common part of a value by the mean of another: return the part that stays common, and its variance.
+
+    The variance is that of the whole tangent, before it is averaged over positions.
+    """
     assert value.common is not None
     equation = f"{_PROBE}{own},{others}->{_PROBE}{out}"
     shared = {c for c, size, n in zip(own, value.common.shape[1:], value.shape, strict=True) if size == 1 and n != 1}
@@ -140,8 +144,8 @@ def _tangent(value: Moments, other: Any, factor: Tensor, own: str, others: str, 
     alone = math.prod([value.shape[own.index(c)] for c in sums if c in shared and c not in others])
     common, energy = alone * value.common, None
     if sums and all(c in shared for c in sums):
-        # A sum over positions: the factor sums up by itself. What it maps positions to are positions again, unless its
-        # own common part differs along them.
+        # A sum over positions: only the factor is summed. Its other dimensions are positions again, unless its common
+        # part differs along them.
         dims = [i for i, c in enumerate(others) if c in sums]
         factor = factor.sum(dims, keepdim=True) if dims else factor
         full = isinstance(other, Moments) and other.common is not None
@@ -150,7 +154,7 @@ def _tangent(value: Moments, other: Any, factor: Tensor, own: str, others: str, 
         energy = torch.einsum(f"{own},{others}->{out}", common.square().sum(0), factor.square())
         factor = factor.mean(free, keepdim=True) if free else factor
     mixed = [i for i, c in enumerate(others) if c in shared and c in out]
-    if mixed:  # both have these positions: the factor differs along them
+    if mixed:  # both have these positions, and the factor differs along them
         energy = torch.einsum(equation, common, factor).square().sum(0) if energy is None else energy
         factor = factor.mean(mixed, keepdim=True)
     tangent = torch.einsum(equation, common, factor)

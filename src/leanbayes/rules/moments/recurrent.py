@@ -1,7 +1,7 @@
-"""Recurrent layers: LSTM, GRU and plain ones, step by step, each gate by the rules of what it is made of.
+"""Recurrent layers (LSTM, GRU, RNN), step by step, with the rules of the functions that their gates use.
 
-The weights are the same at every step, and so is their noise. Where common noise is kept, each step takes the same
-signs for the recurrent weight, so that its noise adds up along the sequence, as that of one draw does.
+The weights are the same at every step, and so is their noise. If common noise is kept, each step uses the same signs
+for the recurrent weight, so its noise accumulates along the sequence, as that of one weight sample does.
 """
 
 from collections.abc import Callable, Sequence
@@ -16,8 +16,8 @@ from leanbayes.rules.moments.conversions import loc_of
 from leanbayes.rules.moments.registry import moment_rule, unsupported
 from leanbayes.rules.moments.value import Moments
 
-State = tuple[Any, ...]  # (h,), or (h, c) of an LSTM
-Cell = Callable[[Any, Any, State], State]  # of the input's share of the gates, the state's share, and the state
+State = tuple[Any, ...]  # (h,), or (h, c) for an LSTM
+Cell = Callable[[Any, Any, State], State]  # arguments: gates of the input, gates of the state, and the state
 
 
 def _lstm(inputs: Any, recurrent: Any, state: State) -> State:
@@ -29,7 +29,7 @@ def _lstm(inputs: Any, recurrent: Any, state: State) -> State:
 def _gru(inputs: Any, recurrent: Any, state: State) -> State:
     (r, z, n), (own_r, own_z, own_n) = inputs.chunk(3, -1), recurrent.chunk(3, -1)
     old, new, keep = state[0], torch.tanh(n + torch.sigmoid(r + own_r) * own_n), torch.sigmoid(z + own_z)
-    # (1 - z) new + z old, to first order: written out, each noise would come in twice, as if it were another.
+    # (1 - z) new + z old to first order. The plain formula would use each noise twice, as if it were independent.
     share, gap = loc_of(keep), loc_of(old) - loc_of(new)
     return ((1 - share) * new + share * old + gap * torch.sub(keep, share),)
 
@@ -49,18 +49,20 @@ def _register(name: str, cell: Cell) -> None:
     layer, step = getattr(torch, name), getattr(torch, f"{name}_cell")
 
     @moment_rule(layer)
-    def answer_layer(*args: Any) -> Any:
+    def run_layer(*args: Any) -> Any:
         if not isinstance(args[3], bool):
             remedy = 'pad the sequences instead of packing them, or use bnn.using("sample").'
             raise unsupported(f"torch.{name} of a packed sequence", remedy)
         return _run(layer, cell, *args)
 
     @moment_rule(step)
-    def answer_step(input: Any, hx: Any, w_ih: Any, w_hh: Any, b_ih: Any = None, b_hh: Any = None) -> Any:
+    def run_step(input: Any, hx: Any, w_ih: Any, w_hh: Any, b_ih: Any = None, b_hh: Any = None) -> Any:
         hidden = tuple(hx) if isinstance(hx, (tuple, list)) else (hx,)
         plain = step(loc_of(input), _locs(hx), *map(loc_of, (w_ih, w_hh, b_ih, b_hh)))
         state = cell(F.linear(input, w_ih, b_ih), F.linear(hidden[0], w_hh, b_hh), hidden)
-        state = tuple(_at_rest(s, p) for s, p in zip(state, plain if len(hidden) > 1 else [plain], strict=True))
+        state = tuple(
+            _exact_without_noise(s, p) for s, p in zip(state, plain if len(hidden) > 1 else [plain], strict=True)
+        )
         return state if len(state) > 1 else state[0]
 
 
@@ -77,7 +79,7 @@ def _run(
     bidirectional: bool,
     batch_first: bool,
 ) -> Any:
-    """Answer torch.lstm and its like: the outputs of the last layer, and the last states of all layers."""
+    """Compute torch.lstm and the like: the outputs of the last layer, and the last states of all layers."""
     hidden = tuple(hx) if isinstance(hx, (tuple, list)) else (hx,)
     settings = (has_biases, num_layers, dropout, train, bidirectional, batch_first)
     within = next(x for x in (input, *weights, *hidden) if isinstance(x, Moments)).within
@@ -85,7 +87,7 @@ def _run(
     each = len(weights) // (num_layers * directions)
     x = input if batch_first else input.transpose(0, 1)
     last: list[State] = []
-    outer, within.batch_first = within.batch_first, True  # as it is here
+    outer, within.batch_first = within.batch_first, True  # x has the batch first
     for layer in range(num_layers):
         outputs = []
         for direction in range(directions):
@@ -101,7 +103,7 @@ def _run(
     results = [x if batch_first else x.transpose(0, 1), *(_stack(part, 0) for part in zip(*last, strict=True))]
     if not (train and dropout > 0 and num_layers > 1):
         plain = function(loc_of(input), _locs(hx), _locs(weights), *settings)
-        results = [_at_rest(value, loc) for value, loc in zip(results, plain, strict=True)]
+        results = [_exact_without_noise(value, loc) for value, loc in zip(results, plain, strict=True)]
     return tuple(results)
 
 
@@ -117,13 +119,13 @@ class _Weights:
 
 
 def _walk(cell: Cell, x: Any, state: State, own: _Weights, backwards: bool, within: Pass) -> tuple[list[Any], State]:
-    """Go through a sequence (batch, length, channels): what comes out, in the order of the input, and the state."""
+    """Process a sequence (batch, length, channels), and return its outputs in order and the last state."""
     gates = F.linear(x, own.w_ih, own.b_ih)
     start, length = within.taken, x.shape[1]
     outputs = []
     for step in range(length):
-        within.taken = start  # the same weights, the same noise
-        # A sequence of length 1, so that its noise is common.
+        within.taken = start  # the same noise for the same weights
+        # A sequence of length 1, so that the noise of the weight is common.
         recurrent = F.linear(state[0].unsqueeze(1), own.w_hh, own.b_hh).squeeze(1)
         h, *rest = cell(gates[:, length - 1 - step if backwards else step], recurrent, state)
         if own.projection is not None:
@@ -137,8 +139,8 @@ def _locs(values: Any) -> Any:
     return [loc_of(value) for value in values] if isinstance(values, (tuple, list)) else loc_of(values)
 
 
-def _at_rest(value: Any, plain: Tensor) -> Any:
-    """Take the mean that torch itself gives where there is no variance, to the last bit."""
+def _exact_without_noise(value: Any, plain: Tensor) -> Any:
+    """Replace the mean by the exact result of torch for elements without variance."""
     if not isinstance(value, Moments):
         return plain
     loc = torch.where(value.variance > 0, value.loc, plain)
@@ -146,7 +148,7 @@ def _at_rest(value: Any, plain: Tensor) -> Any:
 
 
 def _stack(values: Sequence[Any], dim: int) -> Any:
-    """Stack values whose common part differs from one to the next."""
+    """Stack values with different common parts."""
     parts = [value.plain() for value in values if isinstance(value, Moments)]
     if not parts:
         return torch.stack(list(values), dim)

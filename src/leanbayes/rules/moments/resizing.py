@@ -1,5 +1,6 @@
-"""Moments through functions that change the number of positions: interpolation, padding, windows."""
+"""Moments through interpolation, sampling, padding, unfolding and folding, which change the number of positions."""
 
+import itertools
 from typing import Any
 
 import torch
@@ -7,13 +8,13 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from leanbayes.rules.moments.arithmetic import scaled
-from leanbayes.rules.moments.registry import moment_rule
+from leanbayes.rules.moments.registry import moment_rule, unsupported
 from leanbayes.rules.moments.shape import regular_along, settled
 from leanbayes.rules.moments.value import Moments, variance_dtype
 
 
 def over_positions(x: Moments, loc: Tensor, independent: Tensor, dims: int) -> Moments:
-    """Change the last dimensions of a value, along which its common part is constant."""
+    """Replace the last dimensions of a value, along which its common part is constant."""
     independent = independent.to(variance_dtype(loc.dtype))
     if x.common is None:
         return x.like(loc, independent)
@@ -32,7 +33,7 @@ def interpolate(
     recompute_scale_factor: bool | None = None,
     antialias: bool = False,
 ) -> Moments:
-    """Resize: the weights sum to 1, so that the common part stays, and the variance goes through their squares."""
+    """Interpolate: the weights sum to 1, so the common part stays, and variances are multiplied by their squares."""
     dims = input.dim() - 2
     loc = F.interpolate(input.loc, size, scale_factor, mode, align_corners, recompute_scale_factor, antialias)
     if mode == "area":
@@ -54,7 +55,7 @@ def interpolate(
 def _weights(
     x: Moments, size: int, new_size: int, factor: float | None, mode: str, align_corners: bool | None, antialias: bool
 ) -> Tensor:
-    """Weights of interpolation along one axis, (size, new size), from each unit vector as an image one pixel high."""
+    """Return the weights of interpolation along one axis, (size, new size), by interpolating unit vectors."""
     units = torch.eye(size, dtype=x.independent.dtype, device=x.device).reshape(1, size, 1, size)
     mode = "bicubic" if mode == "bicubic" else "bilinear"
     if factor is None:
@@ -66,9 +67,9 @@ def _weights(
 
 @moment_rule(F.pad)
 def pad(input: Moments, pad: Any, mode: str = "constant", value: float | None = None) -> Moments:
-    """Add elements at the ends: constants without noise, or others again.
+    """Pad with constants, which have no noise, or with copies of elements.
 
-    Common noise that is constant along a dimension becomes its mean there, and Σ_r (U - Ū)² independent.
+    Common noise that is constant along a dimension is replaced by its mean Ū, and Σ_r (U - Ū)² becomes independent.
     """
     x = input.plain()
     loc = F.pad(x.loc, pad, mode, value)
@@ -91,14 +92,14 @@ def pad(input: Moments, pad: Any, mode: str = "constant", value: float | None = 
 
 
 def _ends(pad: Any, dims: int, dim: int) -> tuple[int, int]:
-    """How many elements are added at the two ends of a dimension; `pad` begins with those of the last."""
+    """Return the number of elements added at both ends of a dimension; `pad` starts with the last dimension."""
     place = 2 * (dims - 1 - dim)
     return (pad[place], pad[place + 1]) if place + 1 < len(pad) else (0, 0)
 
 
 @moment_rule(F.unfold)
 def unfold(input: Moments, kernel_size: Any, dilation: Any = 1, padding: Any = 0, stride: Any = 1) -> Moments:
-    """Lay windows side by side, (batch, channels · window, windows)."""
+    """Extract windows: (batch, channels · window, windows)."""
     window = (kernel_size, dilation, padding, stride)
     x = settled(input.plain(), (-2, -1))
     loc, independent = F.unfold(x.loc, *window), F.unfold(x.independent, *window)
@@ -109,3 +110,76 @@ def unfold(input: Moments, kernel_size: Any, dilation: Any = 1, padding: Any = 0
     if padding in (0, (0, 0)):
         return result
     return scaled(result, loc, F.unfold(torch.ones_like(x.independent), *window))
+
+
+@moment_rule(F.fold)
+def fold(
+    input: Moments, output_size: Any, kernel_size: Any, dilation: Any = 1, padding: Any = 0, stride: Any = 1
+) -> Moments:
+    """Add up windows; common noise that differs between positions then becomes independent."""
+    x, window = input.plain(), (output_size, kernel_size, dilation, padding, stride)
+    loc, independent = F.fold(x.loc, *window), F.fold(x.independent, *window)
+    if x.common is None:
+        return x.like(loc, independent)
+    windows = x.common.expand(-1, *x.shape).reshape(-1, *x.shape[-2:])
+    common = F.fold(windows, *window).reshape(len(x.common), *loc.shape)
+    return settled(x.like(loc, independent, common), (-2, -1))
+
+
+@moment_rule(F.grid_sample)
+def grid_sample(
+    input: Any, grid: Any, mode: str = "bilinear", padding_mode: str = "zeros", align_corners: bool | None = None
+) -> Moments:
+    """Sample at given places y = Σ w·x: common noise is multiplied by Σ w, and variances by the squares of the weights.
+
+    The sums of neighboring places share pixels, and so noise. As in `interpolate`, only its common part is propagated.
+    """
+    if isinstance(grid, Moments):
+        raise unsupported("grid_sample at random places", 'use bnn.using("sample"), or the means of the places (.loc).')
+    if mode not in ("bilinear", "nearest"):
+        raise unsupported(f"grid_sample with mode={mode!r}", 'use mode="bilinear", or bnn.using("sample").')
+    dims = input.dim() - 2
+    x = settled(input.plain(), range(2, input.dim()))
+    loc = F.grid_sample(x.loc, grid, mode, padding_mode, align_corners)
+    places = grid.to(x.independent.dtype)
+    ones = torch.ones_like(x.independent[:, :1])
+    sums = F.grid_sample(ones, places, mode, padding_mode, align_corners)
+    if mode == "nearest":
+        squares = F.grid_sample(x.independent, places, mode, padding_mode, align_corners)
+    else:
+        squares = _squared_bilinear(x.independent, places, padding_mode, bool(align_corners))
+    if x.common is None:
+        return x.like(loc, squares)
+    scales = sums.clamp_min(torch.finfo(sums.dtype).eps)
+    return scaled(over_positions(x, loc, squares / scales.square(), dims), loc, scales)
+
+
+def _squared_bilinear(v: Tensor, grid: Tensor, padding_mode: str, align_corners: bool) -> Tensor:
+    """Sample with the squares of the bilinear weights; `grid` has its coordinates from the last dimension of v on."""
+    sizes, flat, total = v.shape[2:], v.flatten(2), v.new_zeros(())
+    pixels = [
+        _pixels(grid[..., -1 - axis], size, padding_mode, align_corners).flatten(1) for axis, size in enumerate(sizes)
+    ]
+    for corner in itertools.product((0, 1), repeat=len(sizes)):
+        place, weight = pixels[0].new_zeros((), dtype=torch.long), pixels[0].new_ones(())
+        for pixel, size, upper in zip(pixels, sizes, corner, strict=True):
+            low = pixel.floor()
+            index = low.long() + upper
+            weight = weight * (1 - (pixel - low - upper).abs()) * ((index >= 0) & (index < size))
+            place = place * size + index.clamp(0, size - 1)
+        found = flat.gather(2, place[:, None].expand(-1, v.shape[1], -1))
+        total = total + weight.square()[:, None] * found
+    return total.reshape(*v.shape[:2], *grid.shape[1:-1])
+
+
+def _pixels(places: Tensor, size: int, padding_mode: str, align_corners: bool) -> Tensor:
+    """Convert places from -1 to 1 to pixels, and move those outside of the image as `padding_mode` says."""
+    ends = (0.0, size - 1.0) if align_corners else (-0.5, size - 0.5)
+    pixels = ends[0] + (places + 1) / 2 * (ends[1] - ends[0])
+    if padding_mode == "zeros":
+        return pixels.clamp(-2, size + 1)
+    if padding_mode == "reflection":
+        length = ends[1] - ends[0]
+        away = (pixels - ends[0]).abs() % (2 * length) if length else torch.zeros_like(pixels)
+        pixels = ends[0] + torch.minimum(away, 2 * length - away)
+    return pixels.clamp(0, size - 1)

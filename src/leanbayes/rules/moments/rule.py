@@ -1,31 +1,43 @@
 """The rule `moments`: weights and activations are `Moments`, and one pass gives mean and variance of the outputs."""
 
-from collections.abc import Sequence
+import copy
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from torch import Tensor
 
-from leanbayes import noise
-from leanbayes.config import check_choices, configurable
-from leanbayes.errors import LeanBayesError
-from leanbayes.network import map_outputs, tensors_of
+from leanbayes.core import noise
+from leanbayes.core.config import check_choices, configurable
+from leanbayes.core.network import map_outputs, tensors_of
 from leanbayes.posteriors import Posterior
-from leanbayes.rules.base import Rule
+from leanbayes.rules.base import PassContext, Rule, register_rule
 from leanbayes.rules.moments.context import CHANNELS, TRAINING_PROBES, Activations, Correlation, Pass, make_signs
+from leanbayes.rules.moments.correction import Correction
 from leanbayes.rules.moments.value import Moments, variance_dtype
 
+_SIGNS = "probe_signs"
 
+
+@register_rule
 @configurable
 @dataclass(frozen=True)
 class MomentPropagation(Rule):
-    """One pass by moments.
+    """The rule `moments`: mean and variance of the outputs in one pass (VDP++).
 
-    correlation: "common" keeps the noise that positions share; "none" forgets it, as the paper does.
-    activations: "exact" takes a Gaussian through an activation function, "taylor" only its slope at the mean.
-    maps: whether the noise of convolutions differs from pixel to pixel. None means: if the network ends in one, so that
-    its outputs have pixels; otherwise they are pooled, and it costs time for nothing.
-    In training mode the signs of the probes are drawn anew for every pass, and fewer of them; else all use the same.
+    In training mode each pass uses new signs for its probes, and fewer of them. In evaluation mode all passes use the
+    same signs.
+
+    Attributes:
+        correlation: "common" keeps the noise that positions share. "none" drops it, as the paper does.
+        activations: "exact" uses the moments of an activation function of a Gaussian, "taylor" its slope at the mean.
+        maps: Whether the noise of convolutions differs from pixel to pixel. None means: only if the network ends in a
+            convolution, so that its outputs have pixels. Otherwise the pixels are pooled, and maps do not help.
+
+    Example:
+        >>> with bnn.using(leanbayes.rules.MomentPropagation(correlation="none")):
+        ...     output = bnn(x)
+        >>> output.loc, output.stddev
     """
 
     correlation: Correlation = "common"
@@ -33,17 +45,20 @@ class MomentPropagation(Rule):
     maps: bool | None = None
     name: ClassVar[str] = "moments"
     random: ClassVar[bool] = False
+    needs_factorized: ClassVar[bool] = True
+    needs_weights: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         check_choices(self, correlation=Correlation, activations=Activations)
 
     @property
     def shared_noise(self) -> bool:  # type: ignore[override]
-        """Whether positions share their noise, as weight draws have it."""
+        """Whether positions share their noise, as in a weight sample."""
         return self.correlation == "common"
 
     def weights(self, posterior: Posterior, key: Tensor, with_kl: bool) -> tuple[Sequence[Any], Tensor | None]:
-        """Give each layer the mean and variance of its weights."""
+        """Return the mean and variance of each parameter."""
+        self.check(posterior)
         layout, within = posterior.layout, Pass(self.correlation, self.activations)
         if self.correlation == "common" and posterior.training:
             within.signs = noise.signs(posterior.mean(), (TRAINING_PROBES, CHANNELS), key, stream=1)
@@ -53,45 +68,63 @@ class MomentPropagation(Rule):
         slots = zip(means, variances, posterior.random_slots(), strict=True)
         return [Moments(m, v, within=within) if random else m for m, v, random in slots], kl
 
-    def prepare(self, model: Any) -> None:
-        """Give the model the signs of the probes, which every pass reads."""
-        if self.correlation == "common" and model.probe_signs is None:
-            model.probe_signs = make_signs().to(model.device)
+    def buffers(self) -> Mapping[str, Callable[[], Tensor]]:
+        """Return the signs of the probes, which all passes in evaluation mode use."""
+        return {_SIGNS: make_signs} if self.correlation == "common" else {}
 
-    def begin(self, model: Any, values: Sequence[Any], inputs: Any) -> None:
-        """Tell the values of this pass what they need to know of the model and of the batch."""
-        if not values:
-            raise LeanBayesError(
-                f"{type(model.method).__name__} has no Bayesian weights, so there are no moments to pass on: "
-                'use bnn.using("sample").'
-            )
+    def begin(self, values: Sequence[Any], context: PassContext) -> None:
+        """Pass information about the model and the batch to the values of this pass."""
         within = next((value.within for value in values if isinstance(value, Moments)), None)
-        if within is None:  # all weights are points
+        if within is None:  # all weights are deterministic
             return
-        if not model.posterior.training:
-            within.signs = model.probe_signs
-        within.taken, within.batch_first = 0, model.batch_first
+        if not context.training:
+            within.signs = context.buffers.get(_SIGNS)
+        within.taken, within.batch_first = 0, context.batch_first
         for value in values:
             if isinstance(value, Moments):
-                value.copies = False  # every element is there once
-        first = next(tensors_of(inputs), None)
+                value.copies = False  # every element occurs once
+                value.correction = None
+        for value, correction in zip(values, context.corrections, strict=False):
+            if isinstance(value, Moments) and correction is not None:
+                value.correction = Correction(*correction.unbind(0))
+        first = next(tensors_of(context.inputs), None)
         within.rows = None if first is None or first.dim() == 0 else first.shape[0]
-        within.maps = model.ends_in_convolution if self.maps is None else self.maps
+        within.maps = context.dense_output if self.maps is None else self.maps
 
-    def finish(self, model: Any, output: Any) -> Any:
-        """Correct the outputs by what `calibrate_moments` has found, for the settings that it was found with."""
-        if not any(model.posterior.random_slots()):
+    def position(self, values: Sequence[Any]) -> int:
+        """Return how many columns of the table of signs are used so far."""
+        return next((value.within.taken for value in values if isinstance(value, Moments)), 0)
+
+    def copied(self, values: Sequence[Any]) -> Sequence[Any]:
+        """Return copies of the moments, which cache their variances."""
+        return [copy.copy(value) if isinstance(value, Moments) else value for value in values]
+
+    def move_to(self, values: Sequence[Any], position: int) -> None:
+        """Continue with the column of signs after `position`."""
+        for value in values:
+            if isinstance(value, Moments):
+                value.within.taken = position  # all values of a pass share this
+
+    def finish(self, output: Any, context: PassContext) -> Any:
+        """Multiply the mean and std of the outputs by the factors that `lb.calibrate` fitted."""
+        if not context.random:
             return map_outputs(_without_noise, output)
-        mean, std = model.moment_scale
-        fitted = model.method.make_rule(self.name)
-        same = (self.correlation, self.activations) == (fitted.correlation, fitted.activations)
-        if model.training or not same or mean == std == 1:
+        mean, std = context.output_scale
+        if mean == std == 1:
             return output
         return map_outputs(lambda value: _scaled(value, mean, std) if isinstance(value, Moments) else value, output)
 
+    def calibrated_like(self, other: Rule) -> bool:
+        """Whether both rules have the same correlation and activations."""
+        return (
+            isinstance(other, MomentPropagation)
+            and self.correlation == other.correlation
+            and self.activations == other.activations
+        )
+
 
 def _without_noise(value: Any) -> Any:
-    """A value of a network whose weights are all points."""
+    """Return an output of a network without random weights as Moments with a variance of zero."""
     if not isinstance(value, Tensor) or not value.is_floating_point():
         return value
     return Moments(value, value.new_zeros(()).to(variance_dtype(value.dtype)).expand(value.shape))

@@ -1,6 +1,6 @@
-"""Moments through functions that only move elements about: views, indices, permutations, reshapes, repetitions.
+"""Moments through functions that only move or repeat elements: views, permutations, reshapes, repetitions.
 
-They carry the common part along in its small form: what is constant along a dimension stays so.
+The common part stays small: if it is constant along a dimension, it remains so.
 """
 
 import math
@@ -17,12 +17,12 @@ from leanbayes.rules.moments.value import Moments
 
 
 def unpacked(args: Sequence[Any]) -> list[int]:
-    """Read sizes or dimensions, given one by one or as one sequence."""
+    """Return sizes or dimensions that are given one by one or as one sequence."""
     return list(args[0]) if len(args) == 1 and not isinstance(args[0], int) else list(args)
 
 
 def groups_of(x: Moments) -> list[list[int]]:
-    """Which dimensions of the grid make up each dimension of `loc`; those of size 1 may be in any."""
+    """Return the dimensions of the grid that make up each dimension of `loc`; those of size 1 may be in any group."""
     groups: list[list[int]] = []
     start = 0
     for size in x.loc.shape:
@@ -39,7 +39,7 @@ def groups_of(x: Moments) -> list[list[int]]:
 
 
 def regular_along(x: Moments, dim: int) -> tuple[Moments, int]:
-    """Make one dimension of `loc` one of the grid too, and say which; the common part is spread no further."""
+    """Make one dimension of `loc` a single dimension of the grid, and return its number there."""
     assert x.common is not None
     groups = groups_of(x)
     place = sum([len(group) for group in groups[:dim]])
@@ -50,13 +50,13 @@ def regular_along(x: Moments, dim: int) -> tuple[Moments, int]:
     if math.prod(own) != 1:
         own = [x.grid[g] for g in groups[dim]]
     end = place + len(own)
-    spread = x.common.expand(-1, *sizes[:place], *own, *sizes[end:])
-    common = spread.reshape(-1, *sizes[:place], math.prod(own), *sizes[end:])
+    expanded = x.common.expand(-1, *sizes[:place], *own, *sizes[end:])
+    common = expanded.reshape(-1, *sizes[:place], math.prod(own), *sizes[end:])
     return x.like(x.loc, x.independent, common, (*x.grid[:place], x.shape[dim], *x.grid[end:])), place
 
 
 def along(x: Moments, dim: int, move: Callable[[Tensor, int], Tensor]) -> Moments:
-    """Apply a function that takes elements along one dimension; where common noise is constant, it stays as it is."""
+    """Apply a function that selects elements along one dimension; a common part that is constant there stays."""
     dim %= x.dim()
     loc, independent = move(x.loc, dim), move(x.independent, dim)
     if x.common is None:
@@ -68,7 +68,7 @@ def along(x: Moments, dim: int, move: Callable[[Tensor, int], Tensor]) -> Moment
 
 
 def settled(x: Moments, dims: Iterable[int]) -> Moments:
-    """Keep of the common part its mean along dimensions of `loc`, as `Moments.settled`, but without spreading it."""
+    """Replace the common part by its mean along dimensions, like `Moments.settled` but without expanding it."""
     if x.common is None:
         return x
     groups = groups_of(x)
@@ -85,7 +85,7 @@ def settled(x: Moments, dims: Iterable[int]) -> Moments:
 
 @moment_rule(*named("permute"))
 def permute(input: Moments, *dims: Any) -> Moments:
-    """Permute dimensions; the grid's go along with those that they make up."""
+    """Permute dimensions, together with the dimensions of the grid that make them up."""
     order = [dim % input.dim() for dim in unpacked(dims)]
     loc, independent = input.loc.permute(order), input.independent.permute(order)
     if input.common is None:
@@ -112,7 +112,7 @@ def t(input: Moments) -> Moments:
 
 @moment_rule(*named("movedim", "moveaxis"))
 def movedim(input: Moments, source: Any, destination: Any) -> Moments:
-    """Move dimensions to other places; the rest keep their order."""
+    """Move dimensions; the others keep their order."""
     sources = [dim % input.dim() for dim in unpacked([source])]
     places = [dim % input.dim() for dim in unpacked([destination])]
     rest = [dim for dim in range(input.dim()) if dim not in sources]
@@ -130,7 +130,7 @@ def _reshape(name: str, in_place: bool = False) -> None:
         if not isinstance(input, Moments):  # t.view_as(x)
             return getattr(input, name)(*given, **kwargs)
         if name == "view" and args and isinstance(args[0], torch.dtype):
-            raise unsupported("torch.Tensor.view of another type")
+            raise unsupported("torch.Tensor.view with another dtype")
         shaped = input.reshaped(getattr(input.loc, name.removesuffix("_"))(*given, **kwargs))
         return input.assign(shaped) if in_place else shaped
 
@@ -143,7 +143,7 @@ for _name in ("squeeze_", "unsqueeze_"):
 
 @moment_rule(*named("pixel_shuffle"))
 def pixel_shuffle(input: Moments, upscale_factor: int) -> Moments:
-    """Spread channels over positions."""
+    """Move channels to positions."""
     *rest, channels, height, width = input.shape
     r, n = upscale_factor, len(rest)
     fine = input.reshape(*rest, channels // r**2, r, r, height, width)
@@ -153,7 +153,7 @@ def pixel_shuffle(input: Moments, upscale_factor: int) -> Moments:
 
 @moment_rule(*named("pixel_unshuffle"))
 def pixel_unshuffle(input: Moments, downscale_factor: int) -> Moments:
-    """Gather positions into channels."""
+    """Move positions to channels."""
     *rest, channels, height, width = input.shape
     r, n = downscale_factor, len(rest)
     fine = input.reshape(*rest, channels, height // r, r, width // r, r)
@@ -163,7 +163,7 @@ def pixel_unshuffle(input: Moments, downscale_factor: int) -> Moments:
 
 @moment_rule(*named("channel_shuffle", "native_channel_shuffle"))
 def channel_shuffle(input: Moments, groups: int) -> Moments:
-    """Interleave the groups of the channels."""
+    """Interleave groups of channels."""
     batch, channels, *rest = input.shape
     fine = input.reshape(batch, groups, channels // groups, *rest)
     return transpose(fine, 1, 2).reshaped(F.channel_shuffle(input.loc, groups))
@@ -174,7 +174,7 @@ def channel_shuffle(input: Moments, groups: int) -> Moments:
 
 @moment_rule(*named("expand", "broadcast_to", "expand_as"))
 def expand(input: Any, *sizes: Any) -> Any:
-    """Repeat along dimensions of size 1; only the common part knows that the copies are the same."""
+    """Repeat along dimensions of size 1; copies share their common noise, but not their independent noise."""
     shape = list(loc_of(sizes[0]).shape) if isinstance(sizes[0], Moments | Tensor) else unpacked(sizes)
     if not isinstance(input, Moments):
         return input.expand(shape)
@@ -194,7 +194,7 @@ def expand(input: Any, *sizes: Any) -> Any:
 
 @moment_rule(*named("repeat", "tile"))
 def repeat(input: Moments, *repeats: Any, dims: Any = None) -> Moments:
-    """Put copies side by side."""
+    """Concatenate copies."""
     counts = unpacked(repeats or (dims,))
     counts = [1] * (input.dim() - len(counts)) + counts
     x = input.reshaped(input.loc.reshape([1] * (len(counts) - input.dim()) + list(input.shape)))
@@ -215,7 +215,7 @@ def repeat_interleave(
 
 @moment_rule(*named("roll"))
 def roll(input: Moments, shifts: Any, dims: Any = None) -> Moments:
-    """Shift elements along dimensions, around the end."""
+    """Shift elements along dimensions, with wrap-around."""
     if dims is None or dims == ():
         return along(input.ravel(), 0, lambda tensor, place: tensor.roll(shifts, place)).reshape(input.shape)
     for dim, shift in zip(unpacked([dims]), unpacked([shifts]), strict=True):
@@ -225,7 +225,7 @@ def roll(input: Moments, shifts: Any, dims: Any = None) -> Moments:
 
 @moment_rule(*named("flip"))
 def flip(input: Moments, *dims: Any) -> Moments:
-    """Turn the order of elements around."""
+    """Reverse the order of elements along dimensions."""
     for dim in unpacked(dims):
         input = along(input, dim, lambda tensor, place: tensor.flip(place))
     return input
@@ -233,11 +233,11 @@ def flip(input: Moments, *dims: Any) -> Moments:
 
 @moment_rule(*named("diagonal"))
 def diagonal(input: Moments, offset: int = 0, dim1: int = 0, dim2: int = 1) -> Moments:
-    """Take a diagonal."""
+    """Return a diagonal."""
     return input.viewed(lambda tensor: tensor.diagonal(offset, dim1, dim2))
 
 
 @moment_rule(torch._nested_tensor_from_mask_left_aligned)
 def _left_aligned(*args: Any) -> bool:
-    """Say no, so that `nn.TransformerEncoder` does not make nested tensors of padded batches."""
+    """Return False, so that `nn.TransformerEncoder` does not convert padded batches to nested tensors."""
     return False

@@ -1,11 +1,11 @@
-"""Softmax and its logarithm: the diagonal of the covariance in as many operations as there are classes.
+"""Softmax and its logarithm: the variances at a cost proportional to the number of classes.
 
 With p = softmax(m), the tangent is δp_i = p_i (δ_i - Σ_j p_j δ_j), so that, to first order,
 
     v_i = p_i² [(1 - 2p_i) v_i + Σ_j p_j² v_j],      and for the logarithm      (1 - 2p_i) v_i + Σ_j p_j² v_j.
 
-A share in [0, 1] has a variance below b = p(1 - p), so of what the first order says, x, x/(1 + x/b) is taken. The mean
-is the softmax of the means.
+A share in [0, 1] has a variance below b = p(1 - p), so a first-order variance x is reduced to x/(1 + x/b). The mean is
+the softmax of the means.
 """
 
 from collections.abc import Callable
@@ -21,47 +21,47 @@ from leanbayes.rules.moments.value import Moments, Shape, variance_dtype
 
 
 class Shares(Moments):
-    """Shares whose sum along a dimension is known: their noise cancels in it, though each has its own variance."""
+    """Shares with a constant sum along a dimension, in which their noise cancels."""
 
     def __init__(self, *args: Any, along: int | None = None, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self.along = along
 
     def like(self, loc: Tensor, independent: Tensor, common: Tensor | None = None, grid: Shape | None = None) -> Self:
-        """Make a value of the same forward pass; its sum is known if it has the same noise."""
+        """Return a value of the same forward pass; its sum is constant if it has the same noise."""
         along = self.along if independent is self.independent and common is self.common else None
         return type(self)(loc, independent, common, grid=grid, within=self.within, along=along)
 
     def like_total(self, loc: Tensor, total: Tensor, common: Tensor | None, grid: Shape | None = None) -> Self:
-        """Make a value of the same forward pass; its sum is known if it has the same noise."""
+        """Return a value of the same forward pass; its sum is constant if it has the same noise."""
         along = self.along if total is self.variance and common is self.common else None
         return type(self)(loc, None, common, total=total, grid=grid, within=self.within, along=along)
 
     def assign(self, other: Moments) -> Self:
-        """Become another value, of which no sum is known."""
+        """Take over another value, whose sum is not constant."""
         self.along = None
         return super().assign(other)
 
 
 @moment_rule(*named("softmax"), torch.special.softmax)
 def softmax(input: Moments, dim: int | None = None, *args: Any, **kwargs: Any) -> Moments:
-    """Turn scores into shares."""
-    return _normalised(F.softmax, input, dim, *args, **kwargs)
+    """Compute softmax."""
+    return _normalized(F.softmax, input, dim, *args, **kwargs)
 
 
 @moment_rule(F.softmin)
 def softmin(input: Moments, dim: int | None = None, *args: Any, **kwargs: Any) -> Moments:
-    """Turn scores into shares, the lowest first."""
-    return _normalised(F.softmax, neg(input), dim, *args, **kwargs)
+    """Compute softmin, the softmax of the negative."""
+    return _normalized(F.softmax, neg(input), dim, *args, **kwargs)
 
 
 @moment_rule(*named("log_softmax"), torch.special.log_softmax)
 def log_softmax(input: Moments, dim: int | None = None, *args: Any, **kwargs: Any) -> Moments:
-    """Turn scores into logarithms of shares."""
-    return _normalised(F.log_softmax, input, dim, *args, **kwargs)
+    """Compute the logarithm of softmax."""
+    return _normalized(F.log_softmax, input, dim, *args, **kwargs)
 
 
-def _normalised(
+def _normalized(
     function: Callable[..., Tensor],
     value: Moments,
     dim: int | None,
@@ -69,9 +69,9 @@ def _normalised(
     _stacklevel: int = 3,
     dtype: torch.dtype | None = None,
 ) -> Moments:
-    """Answer F.softmax(input, dim, _stacklevel, dtype), torch.softmax(input, dim, dtype) and the like."""
+    """Compute F.softmax(input, dim, _stacklevel, dtype), torch.softmax(input, dim, dtype) and the like."""
     dtype = next((arg for arg in args if isinstance(arg, torch.dtype)), dtype)
-    if dim is None:  # as torch chooses
+    if dim is None:  # the default of torch
         dim = 0 if value.dim() in (0, 1, 3) else 1
     loc = function(value.loc, dim, dtype=dtype)
     logarithm = function is F.log_softmax
@@ -81,7 +81,7 @@ def _normalised(
     variance = share_variance(shares, value.independent.to(shares.dtype), dim, logarithm)
     common = value.common
     if common is not None and common.shape[dim if dim < 0 else dim + 1] == 1:
-        common = None  # the same noise on all scores
+        common = None  # the same noise in all scores cancels
     if common is not None:
         common, energy = _tangent(common.to(shares.dtype), shares, dim, logarithm)
         variance = variance + energy
@@ -93,21 +93,21 @@ def _normalised(
 
 
 def share_variance(shares: Tensor, variance: Tensor, dim: int = -1, logarithm: bool = False) -> Tensor:
-    """The variance of shares, or of their logarithms, to first order, from that of independent scores."""
+    """Return the first-order variance of shares, or of their logarithms, from the variance of independent scores."""
     mixed = (shares.square() * variance).sum(dim, keepdim=True)
     relative = ((1 - 2 * shares) * variance + mixed).clamp_min(0)
     return relative if logarithm else shares.square() * relative
 
 
 def saturated(variance: Tensor, bound: Tensor) -> Tensor:
-    """x/(1 + x/b): a variance that stays below its bound, and is left as it is where it is far below."""
+    """Return x/(1 + x/b), which stays below the bound b, and is about x far below it."""
     return variance * (bound / (variance + bound).clamp_min(torch.finfo(bound.dtype).tiny))
 
 
 def _tangent(common: Tensor, shares: Tensor, dim: int, logarithm: bool) -> tuple[Tensor, Tensor]:
-    """Take p(U - Σ pU) on average over the positions, and its variance at each, without a map for each probe.
+    """Return the mean of p(U - Σ pU) over the positions, and its variance at each, without one map per probe.
 
-    With s = Σ pU for each position, Σ_r (U - s)² is made of products over the probes r.
+    With s = Σ pU for each position, Σ_r (U - s)² is computed from products over the probes r.
     """
     dims = shares.dim()
     dim = dim % dims

@@ -1,15 +1,16 @@
-"""`Moments`: a Gaussian value, tensor-like, that unmodified networks compute with in place of tensors.
+"""`Moments`: a tensor-like Gaussian value, which networks use in place of tensors.
 
-The covariance of a value is kept in two parts. Write y for the value, p for positions (pixels, tokens), c for channels:
+The covariance of a value has two parts. For a value y with positions p (pixels, tokens) and channels c:
 
     y[c, p] = loc[c, p] + √independent[c, p] · ε[c, p] + Σ_r common[r, c] · ξ[r],      ε, ξ ~ N(0, 1).
 
-`independent` is a variance with noise of its own everywhere. `common` is signed: `probes` directions of noise that all
-positions share, because they share the weights the noise came from, and that keeps the correlation between channels
-and between the branches of a network. It has a leading dimension of probes and, behind it, size 1 along the positions.
+`independent` is the variance of noise that is independent for each element. `common` has signed directions of noise,
+one per probe, that all positions share, because they share the weights that the noise comes from. It keeps the
+correlations between channels and between the branches of a network. Its first dimension counts the probes, and it has
+size 1 along the positions.
 
-A value may be reshaped so that positions merge with channels, or with examples. Then `grid` is the finer shape that
-`common` still broadcasts to: math.prod over its groups gives the shape of `loc`.
+A reshape may merge positions with channels or examples. Then `grid` is the finer shape that `common` still broadcasts
+to: the products of its groups of dimensions are the shape of `loc`.
 """
 
 import math
@@ -19,21 +20,53 @@ from typing import Any, Self
 import torch
 from torch import Tensor
 
+from leanbayes.core.tensor_like import TensorLike, one_line
+from leanbayes.errors import UnsupportedOperation
 from leanbayes.rules.moments.context import Pass
-from leanbayes.rules.moments.registry import answer, unsupported
-from leanbayes.rules.moving import KEEPING, copies_in
-from leanbayes.tensor_like import TensorLike
+from leanbayes.rules.moments.registry import call_rule, unsupported
+from leanbayes.rules.moving import KEEPING, MIXING, copies_in
 
 Shape = tuple[int, ...]
+# Properties of tensors that are those of the means.
+_PROPERTIES = "grad_fn is_leaf itemsize nbytes is_cpu is_meta is_mps is_xla is_xpu is_sparse is_quantized".split()
 
 
 def variance_dtype(dtype: torch.dtype) -> torch.dtype:
-    """Variances are kept in single precision at least, however coarse the means are."""
+    """Return the dtype of variances for a dtype of means: at least single precision."""
     return torch.float32 if dtype in (torch.float16, torch.bfloat16) else dtype
 
 
 class Moments(TensorLike):
-    """A value with a mean and a variance; `Moments(loc, variance)` has noise of its own in every element."""
+    """A random tensor with a mean and a variance for each element.
+
+    The rule `moments` gives the weights of a network as `Moments`, so that its activations and outputs are `Moments`
+    too. They support the functions of torch that have a rule (see `lb.moment_rule`).
+
+    Args:
+        loc: The mean.
+        variance: The variance of independent noise, in the shape of `loc`.
+        common: Common noise, (probes, ...), in a shape that broadcasts to `loc` behind the first dimension. Each probe
+            is a standard normal that all elements share, multiplied by these signed factors.
+        total: The variance including common noise, in place of `variance`.
+        grid: The finer shape that `common` broadcasts to, if that is not the shape of `loc`.
+        within: The forward pass that the value belongs to; by default a pass without common noise.
+
+    Attributes:
+        loc: The mean.
+        variance: The variance of each element, including common noise.
+        stddev: The standard deviation of each element. (`std` is the method of tensors.)
+        independent: The variance of the noise that is independent for each element.
+        common: The common noise, or None.
+
+    Example:
+        >>> x = lb.Moments(torch.zeros(2, 3), torch.ones(2, 3))
+        >>> y = torch.relu(2 * x)
+        >>> y.loc, y.stddev
+        >>> with bnn.using("moments"):
+        ...     output = bnn(inputs)
+        >>> output
+        Moments(shape=(8, 10), dtype=torch.float32, device=cpu, mean_std=0.0563)
+    """
 
     def __init__(
         self,
@@ -45,18 +78,20 @@ class Moments(TensorLike):
         grid: Shape | None = None,
         within: Pass | None = None,
     ) -> None:
-        # One of the two is given, the other follows from it and the common part when somebody asks.
+        # One of the two is given. The other is computed from it and the common part on demand.
         self._independent, self._total = variance, total
         self.loc, self.common = loc, common
         self.grid: Shape = tuple(loc.shape) if grid is None else grid
-        self.within = Pass() if within is None else within  # what all values of one forward pass share
-        self.copies: bool | Tensor | None = None  # of a weight: whether an element is in it more than once
+        self.within = Pass() if within is None else within  # shared by all values of a forward pass
+        self.copies: bool | Tensor | None = None  # for a weight: whether it contains an element more than once
+        self.mixed = False  # whether it is computed from sums over the elements of a weight
+        self.correction: Callable[[Moments, int], Moments] | None = None  # for a weight: that of its layer's output
 
-    # -- its parts ----------------------------------------------------------------------------------------------------
+    # -- parts --------------------------------------------------------------------------------------------------------
 
     @property
     def independent(self) -> Tensor:
-        """The variance that each element has to itself."""
+        """The variance of the noise that is independent for each element."""
         if self._independent is None:
             assert self._total is not None
             if self.common is None:
@@ -67,21 +102,28 @@ class Moments(TensorLike):
 
     @property
     def variance(self) -> Tensor:
-        """The variance of each element, in all."""
+        """The variance of each element, including common noise."""
         if self._total is None:
             assert self._independent is not None
             if self.common is None:
                 return self._independent
-            self._total = (shrunk(self._independent) + self.common_variance()).expand(self.loc.shape)
+            self._total = self._total_variance().expand(self.loc.shape)
         return self._total
 
+    def _total_variance(self) -> Tensor:
+        """Compute the variance in a shape that broadcasts to that of `loc`, without caching it."""
+        if self._total is not None:
+            return self._total
+        assert self._independent is not None
+        return shrunk(self._independent) + self.common_variance()
+
     @property
-    def std(self) -> Tensor:
+    def stddev(self) -> Tensor:
         """The standard deviation of each element."""
         return self.variance.sqrt()
 
     def common_variance(self) -> Tensor | float:
-        """The variance of the common part, in a shape that broadcasts to that of `loc`."""
+        """Return the variance of the common part, in a shape that broadcasts to that of `loc`."""
         if self.common is None:
             return 0.0
         variance = self.common.square().sum(0)
@@ -91,19 +133,19 @@ class Moments(TensorLike):
 
     @property
     def is_regular(self) -> bool:
-        """Whether `common` broadcasts to the shape of `loc` as it is."""
+        """Whether `common` broadcasts to the shape of `loc`."""
         return len(self.grid) == self.loc.dim() and all(a == b for a, b in zip(self.grid, self.loc.shape, strict=True))
 
     def like(self, loc: Tensor, independent: Tensor, common: Tensor | None = None, grid: Shape | None = None) -> Self:
-        """Make a value of the same forward pass."""
+        """Return a value of the same forward pass."""
         return type(self)(loc, independent, common, grid=grid, within=self.within)
 
     def like_total(self, loc: Tensor, total: Tensor, common: Tensor | None, grid: Shape | None = None) -> Self:
-        """Make a value of the same forward pass, of whose variance the common part is a part."""
+        """Return a value of the same forward pass, given its variance including the common part."""
         return type(self)(loc, None, common, total=total, grid=grid, within=self.within)
 
     def plain(self) -> Self:
-        """Return the same value with a `common` that broadcasts to `loc`, whatever that takes."""
+        """Return the same value with a `common` that broadcasts to `loc`; this may need more memory."""
         if self.is_regular:
             return self
         if self.common is None:
@@ -112,7 +154,7 @@ class Moments(TensorLike):
         return self._like_own(self.loc, lambda own: own, common)
 
     def settled(self, dims: Iterable[int]) -> Self:
-        """Keep of the common part its mean along some dimensions of `loc`; what differs from it becomes independent."""
+        """Replace the common part by its mean along dimensions of `loc`; the deviation from it becomes independent."""
         value = self.plain()
         if value.common is None:
             return value
@@ -123,13 +165,18 @@ class Moments(TensorLike):
         common = value.common.mean([dim + 1 for dim in dims], keepdim=True)
         return value.like_total(value.loc, value.variance, common)
 
-    # -- the ways through a function ----------------------------------------------------------------------------------
+    # -- functions ----------------------------------------------------------------------------------------------------
 
     def follow(self, loc: Tensor, slope: Tensor | float, variance: Tensor | None = None) -> Self:
-        """Go through an elementwise function: its mean, its (mean) slope and, if it is not slope² · v, its variance.
+        """Return the moments of an elementwise function of this value.
 
-        The common part takes the mean slope along its positions, and what deviates from that becomes independent.
-        Without maps, a variance that was the same at all positions stays so.
+        The common part is multiplied by the mean slope over its positions, and the deviation from it becomes
+        independent. Without maps, a variance that is the same at all positions stays so.
+
+        Args:
+            loc: The mean of the function.
+            slope: The mean slope of the function.
+            variance: The variance of the function; slope² · v if None.
         """
         if self.common is None:
             total = slope * slope * self.independent if variance is None else variance
@@ -148,7 +195,7 @@ class Moments(TensorLike):
         return shrunk(self.variance).shape[dim] != 1
 
     def viewed(self, view: Callable[[Tensor], Any]) -> Any:
-        """Apply a function that only moves elements about, such as an index or a permutation, to all parts."""
+        """Apply a function that only moves elements, such as an index or a permutation, to all parts."""
         value = self.plain()
         own, make = value._own()
         locs, owns = view(value.loc), view(own)
@@ -161,12 +208,12 @@ class Moments(TensorLike):
         return tuple(make(loc, v, None if u is None else shrunk(u)) for loc, v, u in parts)
 
     def reshaped(self, loc: Tensor) -> Self:
-        """Take another shape, that of `loc`, which holds the same means; the common part is not spread out for it."""
+        """Reshape to the shape of `loc`, which contains the same means, without expanding the common part."""
         common, grid = (None, None) if self.common is None else _regroup(self.common, self.grid, tuple(loc.shape))
         return self._like_own(loc, lambda own: own.reshape(loc.shape), common, grid)
 
     def _own(self) -> tuple[Tensor, Callable[..., Self]]:
-        """The variance that is at hand, and what makes a value of such a one."""
+        """Return the variance that is known, independent or total, and a function that makes a value from it."""
         if self._independent is not None:
             return self._independent, self.like
         return self.variance, self.like_total
@@ -178,59 +225,72 @@ class Moments(TensorLike):
         return make(loc, change(own), common, grid)
 
     def assign(self, other: "Moments") -> Self:
-        """Become another value, as in-place functions do."""
+        """Take over another value, as in-place functions do."""
         self._independent, self._total = other._independent, other._total
         self.loc, self.common, self.grid = other.loc, other.common, other.grid
         return self
 
-    # -- what networks ask of a tensor --------------------------------------------------------------------------------
+    # -- the interface of a tensor ------------------------------------------------------------------------------------
 
     layout = property(lambda self: self.loc.layout)
     is_nested = property(lambda self: False)
     T = property(lambda self: self.permute(*reversed(range(self.dim()))))
     mT = property(lambda self: self.transpose(-2, -1))
+    data = property(lambda self: self.detach())
 
     def is_floating_point(self) -> bool:
-        """True: a Gaussian is real."""
+        """Return True."""
         return True
 
     def is_contiguous(self, *args: Any, **kwargs: Any) -> bool:
-        """Whether the means are."""
+        """Whether the means are contiguous."""
         return self.loc.is_contiguous(*args, **kwargs)
 
     def get_device(self) -> int:
-        """Number of the device."""
+        """Return the number of the device."""
         return self.loc.get_device()
 
     def stride(self, *args: Any) -> Any:
-        """Strides of the means."""
+        """Return the strides of the means."""
         return self.loc.stride(*args)
 
     def __iter__(self) -> Iterator[Self]:
         return iter(self.unbind(0))
 
     def __bool__(self) -> bool:
-        raise TypeError("A Moments value has no truth: compare its .loc.")
+        raise TypeError("Moments cannot be converted to a bool: compare their means (.loc).")
 
     def __repr__(self) -> str:
-        return f"Moments(shape={tuple(self.shape)}, dtype={self.dtype}, device={self.device})"
+        return one_line(self, lambda: self._total_variance().sqrt())
+
+    def __format__(self, spec: str) -> str:
+        return repr(self)
 
     @classmethod
     def __torch_function__(
         cls, func: Callable[..., Any], types: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
-        return _answer(func, tuple(args), dict(kwargs or {}))
+        return _dispatch(func, tuple(args), dict(kwargs or {}))
 
     def __getattr__(self, name: str) -> Any:
         method = getattr(Tensor, name, None)
-        if name.startswith("__") or not callable(method):
+        if name.startswith("__") or method is None:
             raise AttributeError(name)
-        return lambda *args, **kwargs: _answer(method, (self, *args), kwargs)
+        if name in _PROPERTIES:
+            return getattr(self.loc, name)
+        if not callable(method):
+            raise _MissingAttribute(str(unsupported(f"Tensor.{name}", 'use its mean (.loc), or bnn.using("sample").')))
+        return lambda *args, **kwargs: _dispatch(method, (self, *args), kwargs)
 
 
-def _answer(function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Call the rule of a function; where it only moves or scales the elements of a weight, they remain its elements."""
-    result = answer(function, args, kwargs)
+class _MissingAttribute(UnsupportedOperation, AttributeError):
+    """Also an AttributeError, so that `hasattr` is False."""
+
+
+def _dispatch(function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Call the rule of a function, and track copies and sums of the elements of a weight."""
+    result = call_rule(function, args, kwargs)
+    _track_sums(result, function, args, kwargs)
     first = args[0] if args else None
     if isinstance(first, Moments) and first.copies is not None and function in KEEPING:
         for part in result if isinstance(result, tuple) else (result,):
@@ -239,7 +299,18 @@ def _answer(function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[st
     return result
 
 
-# What torch has for these operators are wrappers in Python, which torch.compile does not find in the registry.
+def _track_sums(result: Any, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    """Mark results that are computed only from weights, and from sums over the elements of at least one."""
+    values = [value for value in (*args, *kwargs.values()) if isinstance(value, Moments)]
+    if not values or not all([value.copies is not None or value.mixed for value in values]):
+        return
+    if any([value.mixed for value in values]) or (function in MIXING and args and args[0] is values[0]):
+        for part in result if isinstance(result, tuple) else (result,):
+            if isinstance(part, Moments):
+                part.mixed = True
+
+
+# In torch these operators are Python wrappers, which torch.compile does not find in the registry.
 _SWAPPED = {"__rsub__": torch.sub, "__rtruediv__": torch.div, "__rmatmul__": torch.matmul}
 
 
@@ -248,7 +319,7 @@ def _operator(name: str) -> Callable[..., Any]:
     swapped = name in _SWAPPED
 
     def operate(self: Moments, *args: Any) -> Any:
-        return _answer(method, (*args, self) if swapped else (self, *args), {})
+        return _dispatch(method, (*args, self) if swapped else (self, *args), {})
 
     operate.__name__ = name
     return operate
@@ -256,14 +327,14 @@ def _operator(name: str) -> Callable[..., Any]:
 
 def _operator_in_place(name: str) -> Callable[..., Any]:
     def operate(self: Moments, other: Any) -> Moments:
-        return self.assign(getattr(self, name)(other))  # every other name of this value sees it too
+        return self.assign(getattr(self, name)(other))  # all references to this value change
 
     return operate
 
 
 def _refused(name: str) -> Callable[..., Any]:
     def refuse(self: Moments, *args: Any) -> Any:
-        raise unsupported(f"Tensor.{name}", 'write it without, or use bnn.using("sample").')
+        raise unsupported(f"Tensor.{name}", 'rewrite the network without it, or use bnn.using("sample").')
 
     return refuse
 
@@ -287,7 +358,7 @@ Moments.__hash__ = object.__hash__  # type: ignore[method-assign]
 
 
 def shrunk(tensor: Tensor) -> Tensor:
-    """Keep one entry along dimensions that a view has only repeated (they have stride 0)."""
+    """Keep one entry along dimensions that are only expanded (stride 0)."""
     for dim, stride in enumerate(tensor.stride()):
         if stride == 0 and tensor.shape[dim] != 1:
             tensor = tensor.narrow(dim, 0, 1)
@@ -295,13 +366,13 @@ def shrunk(tensor: Tensor) -> Tensor:
 
 
 def _regroup(common: Tensor, grid: Shape, shape: Shape) -> tuple[Tensor, Shape]:
-    """Split dimensions of `grid` where the new shape does, and keep the finer one where it merges; no element moves."""
+    """Split dimensions of `grid` where the new shape splits them, and keep them where it merges them."""
     if 0 in shape:
         return common.new_zeros(len(common), *shape), shape
     sizes: list[int] = []  # of the new grid
     kept: list[int] = []  # of common along it
     old = [(size, own) for size, own in zip(grid, common.shape[1:], strict=True) if size != 1]
-    rest, own = 1, 1  # what is left of the dimension of `grid` at hand
+    rest, own = 1, 1  # the rest of the current dimension of `grid`
     for size in shape:
         missing, pieces = size, []
         while missing != 1:
@@ -314,6 +385,6 @@ def _regroup(common: Tensor, grid: Shape, shape: Shape) -> tuple[Tensor, Shape]:
             missing, rest = missing // piece, rest // piece
         if all([own == 1 for _, own in pieces]) or all([own == piece for piece, own in pieces]):
             pieces = [(size, math.prod([own for _, own in pieces]))]
-        sizes += [piece for piece, _ in pieces]  # several where positions merge with something else
+        sizes += [piece for piece, _ in pieces]  # several if positions merge with channels or examples
         kept += [own for _, own in pieces]
     return common.reshape(len(common), *kept), tuple(sizes)

@@ -1,0 +1,242 @@
+"""Train one network by one engine, and score it on test images: one row of the engines' table.
+
+python experiments/engines.py ivon --data cifar10 --epochs 60 --seed 0 --out experiments/results/engines/FILE.json
+
+Rows: `sgd` (a plain network), `ivon` and `backprop` (mean-field by both engines), `ssvi-ivon`, `pbn-ivon`, and
+`ivon-opt`, the published optimizer in a plain loop. Every row is scored with the running statistics of BatchNorm that
+training leaves, and with statistics that are refreshed under the posterior; with and without a temperature that is
+fitted to held-out images. The file is written at the end of the training.
+"""
+
+import argparse
+import math
+import time
+from collections.abc import Callable, Iterable
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import torch
+from arguments import command_of, run_script
+from torch import Tensor, nn
+
+import leanbayes as lb
+from leanbayes.data import Batches, Data, load
+from leanbayes.networks import build
+from leanbayes.training import Recipe
+from leanbayes.training.record import machine, versions, write_json
+
+Outputs = tuple[Tensor, Tensor]  # probabilities and labels
+METHODS: dict[str, Callable[[argparse.Namespace], lb.Method]] = {
+    "sgd": lambda args: lb.Deterministic(),
+    "ivon": lambda args: lb.MeanField(engine="ivon", prior=prior_of(args)),
+    "backprop": lambda args: lb.MeanField(init_std=1e-3, relative=False),
+    "ssvi-ivon": lambda args: lb.SSVI(args.density, engine="ivon", prior=prior_of(args)),
+    "pbn-ivon": lambda args: lb.PBN(args.density, engine="ivon", prior=prior_of(args), pretrain=args.pretrain),
+}
+
+
+def prior_of(args: argparse.Namespace) -> lb.Normal:
+    """Return the prior with a weight decay: its precision is the number of training images times the decay."""
+    return lb.Normal(1 / math.sqrt(args.decay * args.num_data))
+
+
+def options() -> argparse.Namespace:
+    """Parse the command line."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "", allow_abbrev=False)
+    parser.add_argument("row", choices=[*METHODS, "ivon-opt"])
+    parser.add_argument("--data", default="cifar10", help="name of a data set")
+    parser.add_argument("--model", default="resnet-18", help="name of a network")
+    parser.add_argument("--epochs", type=int, default=60)
+    parser.add_argument("--batch-size", type=int, default=256)
+    parser.add_argument("--warmup", type=float, default=5 / 60, help="share of the steps in which the rate rises")
+    parser.add_argument("--lr", type=float, help="learning rate (default: that of the engine)")
+    parser.add_argument("--decay", type=float, default=1e-3, help="precision of the prior of ivon per example")
+    parser.add_argument("--hess-init", type=float, default=0.5)
+    parser.add_argument("--temperature", type=float, default=1.0)
+    parser.add_argument("--density", type=float, default=0.05, help="share of the Bayesian weights")
+    parser.add_argument("--pretrain", type=float, default=0.5, help="share of the epochs before PBN selects weights")
+    parser.add_argument("--all-images", action="store_true", help="train on the held-out images too")
+    parser.add_argument("--samples", type=int, default=30)
+    parser.add_argument("--precision", choices=("fp32", "bf16"), default="bf16")
+    parser.add_argument("--compile", action="store_true")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--root", type=Path, help="folder with the data sets")
+    parser.add_argument("--device", choices=("cpu", "cuda"), help="default: a GPU if available")
+    parser.add_argument("--out", type=Path, required=True, help="JSON file to write")
+    return parser.parse_args()
+
+
+def main() -> None:
+    """Train, score and write."""
+    args = options()
+    device = torch.device(args.device or ("cuda" if torch.cuda.is_available() else "cpu"))
+    data = load(args.data, args.root, validation_share=0.0001 if args.all_images else 0.1)
+    args.num_data = len(data.train)  # type: ignore[arg-type]
+    network = build(args.model, data.input_shape, data.outputs, seed=args.seed)
+    started = time.monotonic()
+    train = train_peer if args.row == "ivon-opt" else train_ours
+    bnn, state = train(args, data, network, device)
+    seconds = time.monotonic() - started
+    scores = {"running": score(args, bnn, data, device)}
+    refresh(args, bnn, data, device)
+    scores["refreshed"] = score(args, bnn, data, device)
+    result = {
+        "command": command_of("engines", args, [args.row], hidden=("row", "num_data")),
+        "row": args.row,
+        "settings": {name: value for name, value in vars(args).items() if name not in ("out", "root", "device")},
+        "scores": scores,
+        "costs": {"training_seconds": seconds, **state},
+        "versions": versions(),
+        "machine": machine(),
+    }
+    args.out.parent.mkdir(parents=True, exist_ok=True)
+    write_json(args.out, result)
+    print(args.row, args.seed, {name: one["test"] for name, one in scores.items()}, f"{seconds:.0f} s", flush=True)
+
+
+# -- training ---------------------------------------------------------------------------------------------------------
+
+
+def train_ours(
+    args: argparse.Namespace, data: Data, network: nn.Module, device: torch.device
+) -> tuple[lb.BayesianModel, dict[str, Any]]:
+    """Train by `lb.fit`."""
+    recipe = Recipe(
+        epochs=args.epochs,
+        batch_size=args.batch_size,
+        optimizer="sgd",
+        lr=args.lr,
+        hess_init=args.hess_init,
+        temperature=args.temperature,
+        warmup=args.warmup,
+        precision=args.precision,
+        compile=args.compile,
+        channels_last=device.type == "cuda",
+        refresh_batchnorm=False,
+        evaluate_every=0,
+        log_every=1000,
+        seed=args.seed,
+        device=device.type,  # type: ignore[arg-type]
+    )
+    bnn = lb.fit(network, METHODS[args.row](args), data, recipe=recipe, progress=False)
+    stds = bnn.posterior.variance().detach().sqrt() if len(bnn.layout) else torch.zeros(1)
+    used = stds[stds > 0]
+    sigma = {"mean": float(used.mean()), "min": float(used.min()), "max": float(used.max())} if len(used) else None
+    return bnn, {"bayesian_weights": bnn.posterior.random_weights, "sigma": sigma}
+
+
+def train_peer(
+    args: argparse.Namespace, data: Data, network: nn.Module, device: torch.device
+) -> tuple[lb.BayesianModel, dict[str, Any]]:
+    """Train by the published optimizer, and copy its means and variances into a model of ours."""
+    import ivon  # type: ignore[import-untyped]
+
+    network = network.to(device, memory_format=torch.channels_last).train()  # type: ignore[call-overload]
+    batches = training_batches(args, data, device)
+    decay = args.decay
+    lr, steps = args.lr or 1.0, args.epochs * len(batches)
+    optimizer = ivon.IVON(
+        network.parameters(), lr=lr, ess=batches.examples, hess_init=args.hess_init, weight_decay=decay, beta2=1 - 1e-5
+    )
+    recipe, step = Recipe(warmup=args.warmup), 0
+    forward = torch.compile(network) if args.compile else network
+    for epoch in range(args.epochs):
+        for x, y in batches.epoch(epoch):
+            for group in optimizer.param_groups:
+                group["lr"] = lr * recipe.lr_factor(step, steps)
+            with optimizer.sampled_params(train=True):
+                optimizer.zero_grad()
+                with torch.autocast(device.type, torch.bfloat16, enabled=args.precision == "bf16"):
+                    loss = nn.functional.cross_entropy(forward(x), y)
+                loss.backward()
+            optimizer.step()
+            step += 1
+    every = lb.bayesianize(network, lb.MeanField(), select=lambda name, parameter: True)
+    group = optimizer.param_groups[0]
+    variance = 1 / (batches.examples * (group["hess"] + decay))
+    parts = dict(zip((name for name, _ in network.named_parameters()), _split(variance, network), strict=True))
+    with torch.no_grad():
+        flat = every.layout.join([parts[slot.name] for slot in every.layout])
+        every.posterior.rho.copy_(torch.log(torch.expm1(flat.sqrt())))  # type: ignore[operator]
+    return every.eval(), {"bayesian_weights": every.posterior.random_weights}
+
+
+def _split(flat: Tensor, network: nn.Module) -> list[Tensor]:
+    parameters = list(network.parameters())
+    parts = flat.split([p.numel() for p in parameters])
+    return [part.view(p.shape) for part, p in zip(parts, parameters, strict=True)]
+
+
+def training_batches(args: argparse.Namespace, data: Data, device: torch.device) -> Batches:
+    """Return augmented training batches, as `lb.fit` uses them."""
+    return Batches(
+        data.train, args.batch_size, device=device, seed=args.seed, shuffle=True, augment=data.augment,
+        normalize=data.normalize, channels_last=device.type == "cuda",
+    )  # fmt: skip
+
+
+def refresh(args: argparse.Namespace, bnn: lb.BayesianModel, data: Data, device: torch.device) -> None:
+    """Recompute the statistics of BatchNorm under the posterior, as `lb.fit` does by default."""
+    some = islice(training_batches(args, data, device).epoch(), 30_000 // args.batch_size)
+    with torch.autocast(device.type, torch.bfloat16, enabled=args.precision == "bf16"):
+        bnn.refresh_batchnorm((x for x, _ in some), torch.Generator().manual_seed(args.seed))
+
+
+# -- scores -----------------------------------------------------------------------------------------------------------
+
+
+def score(args: argparse.Namespace, bnn: lb.BayesianModel, data: Data, device: torch.device) -> dict[str, Any]:
+    """Score held-out and test images, and test images with a temperature that is fitted to the held-out ones."""
+
+    def outputs(dataset: Any) -> Outputs:
+        batches = Batches(dataset, 1000, device=device, normalize=data.normalize, channels_last=device.type == "cuda")
+        return predictions(args, bnn, batches.epoch(), device)
+
+    held_out, test = outputs(data.validation), outputs(data.test)
+    temperature = fitted_temperature(*held_out)
+    scaled = (test[0].log() / temperature).softmax(1), test[1]
+    return {
+        "held_out": metrics(*held_out),
+        "test": metrics(*test),
+        "test_with_temperature": {"temperature": temperature, **metrics(*scaled)},
+    }
+
+
+@torch.no_grad()
+def predictions(
+    args: argparse.Namespace, bnn: lb.BayesianModel, batches: Iterable[Outputs], device: torch.device
+) -> Outputs:
+    """Return the mean probabilities of several samples."""
+    probs, labels = [], []
+    for number, (x, y) in enumerate(batches):
+        generator = torch.Generator().manual_seed(1000 * args.seed + number)
+        with torch.autocast(device.type, torch.bfloat16, enabled=args.precision == "bf16"):
+            samples = args.samples if bnn.posterior.random_weights else 1
+            probs.append(bnn.predict(x, samples, generator=generator).probs.double().cpu())
+        labels.append(y.cpu())
+    return torch.cat(probs).clamp_min(1e-12), torch.cat(labels)
+
+
+def fitted_temperature(probs: Tensor, labels: Tensor) -> float:
+    """Return the temperature with the lowest NLL, among 400 values from 0.25 to 4."""
+    temperatures = torch.logspace(-2, 2, 400, base=2, dtype=torch.float64)
+    losses = [nn.functional.cross_entropy(probs.log() / t, labels) for t in temperatures]
+    return float(temperatures[int(torch.stack(losses).argmin())])
+
+
+def metrics(probs: Tensor, labels: Tensor) -> dict[str, float]:
+    """Return accuracy, NLL and ECE with 15 bins."""
+    confidence, predicted = probs.max(1)
+    right = (predicted == labels).double()
+    bins = (confidence * 15).ceil().clamp(1, 15).long() - 1
+    gaps = torch.zeros(15, dtype=torch.float64).index_add(0, bins, right - confidence)
+    return {
+        "accuracy": float(right.mean()),
+        "nll": float(nn.functional.nll_loss(probs.log(), labels)),
+        "ece": float(gaps.abs().sum() / len(labels)),
+    }
+
+
+if __name__ == "__main__":
+    run_script(main)

@@ -1,0 +1,263 @@
+"""`lb.calibrate`: two numbers that bring one-pass predictions in line with labels, or with samples of the weights.
+
+With `layers=True` it first corrects each layer by samples (`layer_corrections`); the two numbers correct what is left.
+
+The mean of the outputs is multiplied by a and their std by b. If the outputs are logits, a and b minimize
+
+    Σ -p̂ log p(a·m, b²·v)
+
+over all outcomes of all examples, where m and v are the mean and variance of one pass. Fitted to samples, p̂ is their
+mean probability, which is right on average however few they are. (Matching the variances instead would match them
+on most examples, for which the network is certain, so that it would not matter.) Fitted to labels, p̂ is 1 for the
+label, and the sum is its negative log-likelihood. It then includes a prior log a, log b ~ N(0, ½²): without it, labels
+that the network gets all right would push a to infinity, and labels that say nothing about b would leave it free.
+
+Outputs that are not logits have no probabilities. For them
+
+    a = Σ m·m̂ / Σ m²,      log b = mean ½ log(v̂ / v),
+
+where m̂ and v̂ are the mean and variance of the samples. The logarithm of v̂ from n samples is too small by
+log(ν/2) - ψ(ν/2), ν = n - 1, on average, and this is corrected.
+"""
+
+import math
+from collections.abc import Iterable, Sequence
+from typing import Any, Literal, NamedTuple, get_args
+
+import torch
+from torch import Tensor
+
+from leanbayes.core.network import call_with, evaluation_mode, output_tensor
+from leanbayes.deploy.layer_corrections import Progress, correct_layers
+from leanbayes.errors import LeanBayesError
+from leanbayes.likelihoods.accumulators import Running
+from leanbayes.likelihoods.expectations import softmax_means
+from leanbayes.model.bayesian import BayesianModel
+
+Target = Literal["labels", "samples"]
+_LOGITS, _OUTCOMES = 1 << 13, 64  # most logits per batch to keep, but at least this number of outcomes
+_LEAST = 1e-30  # floor of a variance, whose root needs a gradient, and of a probability, which needs a logarithm
+_PRIOR_STD = 0.5  # of the logarithms of the factors, if these are fitted to labels
+_NAN = "The outputs contain NaN: clean the inputs of calibrate()."
+_NO_LAYERS = "calibrate() found no layer to correct: pass some inputs, or use layers=False."
+_SAMPLES, _LAYER_SAMPLES = 30, 64
+_NOTHING = "calibrate() got no batches whose outputs vary: pass some held-out inputs."
+
+
+class _Outcomes(NamedTuple):
+    """Logits of one pass, and the probabilities that they should give, (outcomes, classes) each."""
+
+    loc: Tensor
+    variance: Tensor
+    probs: Tensor
+
+
+@torch.inference_mode(False)
+def calibrate(
+    bnn: BayesianModel,
+    batches: Iterable[Any],
+    *,
+    to: Target | None = None,
+    samples: int | None = None,
+    generator: torch.Generator | None = None,
+    layers: bool = False,
+    layer_inputs: int = 256,
+    factors: bool = True,
+    progress: Progress | None = None,
+) -> tuple[float, float]:
+    """Fit the factors of mean and std for one-pass prediction, and store them in the model.
+
+    `bnn.predict(x, rule="moments")` uses them from then on, and `lb.save` and `lb.compress` keep them. With
+    `layers=True` the output of each layer is corrected too, from the first to the last, without labels: its mean and
+    variance become those of samples, per channel and on average over the inputs.
+
+    Args:
+        bnn: The trained model. Only `bnn.moment_scale` and, with `layers=True`, `bnn.moment_layers` change, and a
+            `bnn.policy`, which was fitted to other predictions, is removed.
+        batches: Held-out (input, label) pairs. Without labels, inputs do as well if `to="samples"`. Some hundred
+            examples are enough.
+        to: "labels" makes one pass agree with held-out labels, which corrects a posterior that is over- or
+            underconfident. "samples" makes it agree with Monte Carlo samples of the weights. By default labels if the
+            outputs are logits, and samples if they are not or with `layers=True`.
+        samples: The number of Monte Carlo samples per example. By default 30, and 64 with `layers=True`.
+        generator: The source of their noise. By default the model's own stream.
+        layers: Whether to measure the corrections of layers. Else those that the model has stay, and the factors are
+            fitted with them.
+        layer_inputs: The number of inputs to measure the corrections of layers on, the first ones of the batches.
+        factors: Whether to fit the two factors. If False, with `layers=True`, they become 1.
+        progress: A function that gets the number of inputs that are done, and of all inputs, while layers are measured.
+
+    Returns:
+        The factors of the mean and of the std.
+
+    Raises:
+        LeanBayesError: The batches are empty, lack labels for `to="labels"`, or give outputs without variance. With
+            `layers=True`: the model has no Bayesian weights, or no layer with a random input.
+
+    Example:
+        >>> lb.calibrate(bnn, validation_loader)
+        >>> lb.calibrate(bnn, [x], to="samples", layers=True)
+        >>> bnn.predict(x, rule="moments")
+    """
+    target = target_of(bnn, to, layers)
+    samples = samples_of(samples, layers)
+    if isinstance(samples, bool) or not isinstance(samples, int) or samples < 2:
+        raise LeanBayesError(f"samples={samples!r} must be a whole number of at least 2: a variance needs two.")
+    _check_layers(bnn, layers, layer_inputs, factors)
+    before = bnn.moment_scale, bnn.moment_layers
+    bnn.moment_scale = found = (1.0, 1.0)
+    try:
+        with torch.no_grad(), evaluation_mode(bnn):
+            if layers:
+                batches, bnn.moment_layers = list(batches), {}
+                corrections = correct_layers(bnn, batches, samples, layer_inputs, generator, progress)
+                if not corrections:
+                    raise LeanBayesError(_NO_LAYERS)
+                bnn.moment_layers = corrections
+            if factors:
+                to_labels = target == "labels"
+                found = _to_labels(bnn, batches) if to_labels else _to_samples(bnn, batches, samples, generator)
+    except BaseException:
+        bnn.moment_scale, bnn.moment_layers = before
+        raise
+    bnn.moment_scale, bnn.policy = found, None  # a policy was fitted to other predictions
+    return found
+
+
+def _check_layers(bnn: BayesianModel, layers: bool, layer_inputs: int, factors: bool) -> None:
+    if not layers and not factors:
+        raise LeanBayesError("factors=False leaves nothing to fit: use layers=True, or factors=True.")
+    if layers and (type(layer_inputs) is not int or layer_inputs < 1):
+        raise LeanBayesError(f"layer_inputs={layer_inputs!r} must be a whole number of at least 1.")
+    if layers and not any(bnn.posterior.random_slots()):
+        raise LeanBayesError(
+            f"{type(bnn.method).__name__} has no random weights, so there is nothing to correct in its layers: use a "
+            "method with Bayesian weights, such as lb.MeanField()."
+        )
+
+
+def samples_of(samples: int | None, layers: bool) -> int:
+    """Return the number of Monte Carlo samples per example: by default more if layers are corrected."""
+    return (_LAYER_SAMPLES if layers else _SAMPLES) if samples is None else samples
+
+
+def target_of(bnn: BayesianModel, to: Target | None = None, layers: bool = False) -> Target:
+    """Return what `calibrate` fits to: by default labels if the outputs are logits and layers are not corrected."""
+    if to is None:
+        return "labels" if bnn.likelihood.has_logits and not layers else "samples"
+    if to not in get_args(Target):
+        raise LeanBayesError(f"to={to!r} is unknown: use 'labels' or 'samples'.")
+    return to
+
+
+def _to_samples(
+    bnn: BayesianModel, batches: Iterable[Any], samples: int, generator: torch.Generator | None
+) -> tuple[float, float]:
+    """Fit the factors to samples."""
+    sums = torch.zeros(4, dtype=torch.float64, device=bnn.device)
+    kept: list[_Outcomes] = []
+    for batch in batches:
+        x = batch[0] if isinstance(batch, (tuple, list)) else batch
+        found, outcomes = _compare(bnn, x, samples, generator)
+        sums += found
+        kept += [] if outcomes is None else [outcomes]
+    product, square, logs, count = sums.tolist()
+    if math.isnan(product) or math.isnan(logs):
+        raise LeanBayesError(_NAN)
+    if not count:
+        raise LeanBayesError(_NOTHING)
+    degrees = torch.tensor((samples - 1) / 2, dtype=torch.float64)
+    bias = (degrees.log() - torch.special.digamma(degrees)).item()
+    scale = product / square if square else 1.0, math.exp(0.5 * (logs / count + bias))
+    return _nearest(kept, scale) if kept else scale
+
+
+def _compare(
+    bnn: BayesianModel, x: Any, samples: int, generator: torch.Generator | None
+) -> tuple[Tensor, _Outcomes | None]:
+    """Return sums over one batch (m·m̂, m², log(v̂/v), and its number of terms), and its outcomes if there are logits."""
+    loc, variance = _one_pass(bnn, x)
+    outputs, probs = Running(), Running()
+    with bnn.using("sample"):
+        for number in range(samples):
+            draw = bnn.next_draw(generator, number)
+            drawn = output_tensor(call_with(bnn, x, _draw=draw)).double()
+            outputs.update(drawn)
+            logits = bnn.likelihood.logits(drawn)
+            if logits is not None:
+                probs.update(_some(logits).softmax(-1))
+    true = outputs.squares / (samples - 1)
+    usable = (variance > 0) & (true > 0)
+    logs = torch.where(usable, torch.where(usable, true, 1.0).log() - torch.where(usable, variance, 1.0).log(), 0.0)
+    sums = torch.stack([(loc * outputs.mean).sum(), loc.square().sum(), logs.sum(), usable.sum().double()])
+    rows = _rows(bnn, loc, variance)
+    return sums, None if rows is None else _Outcomes(*rows, probs.mean)
+
+
+def _to_labels(bnn: BayesianModel, batches: Iterable[Any]) -> tuple[float, float]:
+    """Fit the factors to labels."""
+    kept: list[_Outcomes] = []
+    for batch in batches:
+        if not isinstance(batch, (tuple, list)) or len(batch) < 2:
+            raise LeanBayesError('calibrate() needs (input, label) pairs: pass them, or use to="samples".')
+        loc, variance = _one_pass(bnn, batch[0])
+        rows, y = _rows(bnn, loc, variance), batch[1].to(loc.device)
+        if rows is None:
+            name = type(bnn.likelihood).__name__
+            raise LeanBayesError(f'{name} has no probabilities to fit to labels: use to="samples".')
+        bnn.likelihood.check_shape(loc, y)
+        bnn.likelihood.check_values(loc, y)
+        kept.append(_Outcomes(*rows, _some(bnn.likelihood.label_probs(y, loc))))
+    if any(not outcomes.loc.isfinite().all() or outcomes.variance.isnan().any() for outcomes in kept):
+        raise LeanBayesError(_NAN)
+    if not any((outcomes.variance > 0).any() for outcomes in kept):
+        raise LeanBayesError(_NOTHING)
+    return _nearest(kept, (1.0, 1.0), _PRIOR_STD**-2)
+
+
+def _one_pass(bnn: BayesianModel, x: Any) -> tuple[Tensor, Tensor]:
+    """Return mean and variance of the outputs, without advancing the model's noise stream."""
+    with bnn.using("moments"), bnn.frozen(0):
+        ours = output_tensor(call_with(bnn, x))
+    return ours.loc.double(), ours.variance.double().expand_as(ours.loc)
+
+
+def _rows(bnn: BayesianModel, loc: Tensor, variance: Tensor) -> tuple[Tensor, Tensor] | None:
+    """Return mean and variance of some of the logits, (outcomes, classes), or None if the outputs are not logits."""
+    rows = [bnn.likelihood.logits(part) for part in (loc, variance)]
+    return None if rows[0] is None or rows[1] is None else (_some(rows[0]), _some(rows[1]))
+
+
+def _some(logits: Tensor) -> Tensor:
+    """Take evenly spaced outcomes if there are very many, as in dense predictions."""
+    count, most = len(logits), max(_OUTCOMES, _LOGITS // logits.shape[-1])
+    return logits if count <= most else logits[torch.arange(most, device=logits.device) * count // most]
+
+
+def _nearest(kept: Sequence[_Outcomes], start: tuple[float, float], precision: float = 0.0) -> tuple[float, float]:
+    """Minimize the cross-entropy over the logarithms of the factors by L-BFGS, from a start.
+
+    Args:
+        precision: The precision of the Gaussian prior around 0 of the logarithms; 0 for no prior.
+    """
+    logs = torch.tensor([math.log(max(factor, _LEAST)) for factor in start], dtype=torch.float64, requires_grad=True)
+    count = sum(len(outcomes.loc) for outcomes in kept)
+    optimizer = torch.optim.LBFGS([logs], max_iter=100, line_search_fn="strong_wolfe")
+
+    def cross_entropy() -> float:
+        optimizer.zero_grad()
+        prior = 0.5 * precision * logs.square().sum() / count
+        prior.backward()
+        total = prior.item()
+        for loc, variance, probs in kept:
+            mean, std = logs.to(loc.device).exp()
+            ours, _ = softmax_means(mean * loc, std.square() * variance.clamp_min(_LEAST))
+            loss = -(probs * ours.clamp_min(_LEAST).log()).sum() / count
+            loss.backward()
+            total += loss.item()
+        return total
+
+    with torch.enable_grad():
+        optimizer.step(cross_entropy)
+    mean, std = logs.detach().exp().tolist()
+    return mean, std

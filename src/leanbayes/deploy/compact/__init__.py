@@ -1,0 +1,1 @@
+"""The compact file (.lbc) of a model with shared weights."""

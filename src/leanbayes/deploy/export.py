@@ -1,0 +1,246 @@
+"""Export one pass by moments as an ONNX file or a torch.export program, which need neither Python nor leanbayes.
+
+The graph takes any number of examples. Its outputs, in single precision, are
+
+    mean, variance       of the network's outputs (of the logits for classes), calibrated if the model is;
+    probs                for classes and yes/no outputs: equal to `bnn.predict(x, rule="moments").probs`;
+    epistemic_variance   for regression: the part of `variance` that comes from the model, not from noise in the data.
+"""
+
+import contextlib
+import importlib.util
+import inspect
+import logging
+import os
+import warnings
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from leanbayes.core.files import written_whole
+from leanbayes.core.network import map_rows
+from leanbayes.deploy.one_pass_graph import OnePassGraph, example_tensors
+from leanbayes.errors import LeanBayesError, missing_package
+from leanbayes.model.bayesian import BayesianModel
+from leanbayes.rules import Rule
+
+TOLERANCE = 1e-4  # of the file's outputs, relative to the largest output
+_LARGEST_FILE = 2 * 2**30  # bytes that an ONNX file can hold
+_ROWS = 11  # examples to trace with; a prime, so that no other size equals it by chance
+
+
+@dataclass(frozen=True)
+class Exported:
+    """An ONNX file that `lb.export_onnx` wrote.
+
+    Attributes:
+        path: The file.
+        bytes: Its size.
+        inputs: The names of its inputs, which are the arguments of the network.
+        outputs: The names of its outputs.
+        error: The largest difference from torch, relative to the largest output. None if it was not checked.
+
+    Example:
+        >>> file = lb.export_onnx(bnn, "model.onnx", x)
+        >>> file.outputs
+        ('mean', 'variance', 'probs')
+    """
+
+    path: Path
+    bytes: int
+    inputs: tuple[str, ...]
+    outputs: tuple[str, ...]
+    error: float | None
+
+
+def export_onnx(
+    bnn: BayesianModel,
+    path: str | os.PathLike[str],
+    example: Any,
+    *,
+    rule: str | Rule = "moments",
+    check: bool = True,
+) -> Exported:
+    """Write one pass by moments to an ONNX file, which needs neither Python nor leanbayes.
+
+    The outputs of the file are `mean` and `variance`, with `probs` for classes and yes/no outputs, and
+    `epistemic_variance` for regression.
+
+    Args:
+        bnn: The trained model. It is not changed.
+        path: The file to write. It is replaced at once: a crash or a full disk leaves an older file intact.
+        example: A batch, as for `predict`. The file takes any number of examples; all other sizes are fixed.
+        rule: "moments", or `leanbayes.rules.MomentPropagation` with settings.
+        check: Whether to compare the file with torch, on the example and on another number of examples, if onnxruntime
+            is installed. A file that differs by more than 1e-4 of the largest output is not written.
+
+    Returns:
+        The file: its size, its inputs and outputs, and its difference from torch.
+
+    Raises:
+        LeanBayesError: A package is missing, the model has no Bayesian weights, the network cannot be traced or
+            translated, the file differs from torch, or it cannot be written.
+
+    Example:
+        >>> lb.export_onnx(bnn, "model.onnx", x)
+        >>> session = onnxruntime.InferenceSession("model.onnx")
+        >>> mean, variance, probs = session.run(None, {"input": x.numpy()})
+    """
+    for module in ("onnx", "onnxscript"):
+        if importlib.util.find_spec(module) is None:
+            raise missing_package(f"export_onnx needs {module}", "export")
+    graph, inputs = OnePassGraph(bnn, rule, example), example_tensors(example)
+    size = sum(tensor.nbytes for tensor in graph.state_dict().values())
+    if size > _LARGEST_FILE:
+        raise LeanBayesError(
+            f"The model takes {size / 2**30:.1f} GiB, and an ONNX file holds at most {_LARGEST_FILE / 2**30:.0f} GiB: "
+            "use lb.export_program and torch.export.save."
+        )
+    names, outputs = _input_names(bnn, example), tuple(graph.run(inputs))
+    with written_whole(path) as temporary:  # a bad path is reported before the long part
+        temporary.write_bytes(_onnx_model(_trace(graph, inputs), inputs, names, outputs))
+        error = _check(graph, temporary, inputs, names) if check else None
+    return Exported(Path(path), Path(path).stat().st_size, names, outputs, error)
+
+
+def export_program(bnn: BayesianModel, example: Any, *, rule: str | Rule = "moments") -> torch.export.ExportedProgram:
+    """Return one pass by moments as a torch.export program.
+
+    Args:
+        bnn: The trained model. It is not changed.
+        example: A batch, as for `predict`. The program takes any number of examples; all other sizes are fixed.
+        rule: "moments", or `leanbayes.rules.MomentPropagation` with settings.
+
+    Returns:
+        The program. Its `.module()` takes the tensors of the example as arguments, those of a dict in their order, and
+        returns a dict of the outputs, which are those of `lb.export_onnx`.
+
+    Raises:
+        LeanBayesError: The model has no Bayesian weights, or the network cannot be traced.
+
+    Example:
+        >>> program = lb.export_program(bnn, x)
+        >>> torch.export.save(program, "model.pt2")
+        >>> program.module()(x)["variance"]
+    """
+    return _trace(OnePassGraph(bnn, rule, example), example_tensors(example))
+
+
+# -- tracing and translation ------------------------------------------------------------------------------------------
+
+
+def _with_rows(inputs: Sequence[Tensor], rows: int) -> tuple[Tensor, ...]:
+    """Repeat the examples of a batch until there are `rows` of them."""
+    return tuple(map_rows(lambda tensor: tensor[torch.arange(rows) % len(tensor)], list(inputs), len(inputs[0])))
+
+
+def _dynamic(inputs: Sequence[Tensor], batch: Any) -> dict[str, Any]:
+    """Return which inputs have the number of examples as their first size, in the form of torch.export."""
+    rows = len(inputs[0])
+    return {"inputs": tuple({0: batch} if t.dim() and len(t) == rows else None for t in inputs)}
+
+
+def _trace(graph: OnePassGraph, inputs: Sequence[Tensor]) -> torch.export.ExportedProgram:
+    graph.run(inputs)  # raises a clear error for operations without a moment rule
+    dynamic = _dynamic(inputs, torch.export.Dim.DYNAMIC(min=1))
+    try:
+        with torch.no_grad(), _quiet():
+            return torch.export.export(graph, _with_rows(inputs, _ROWS), dynamic_shapes=dynamic, strict=False)
+    except Exception as error:
+        raise LeanBayesError(
+            f"torch.export cannot trace the network for any number of examples ({_first_line(error)}): "
+            "change what depends on the data or on their number, such as len(x), which x.shape[0] can replace."
+        ) from error
+
+
+def _first_line(error: Exception) -> str:
+    return str(error).strip().partition("\n")[0].rstrip(".")
+
+
+def _onnx_model(
+    program: torch.export.ExportedProgram, inputs: Sequence[Tensor], names: Sequence[str], outputs: Sequence[str]
+) -> bytes:
+    """Translate a program to ONNX, without the exporter's notes about the source code."""
+    einsum = torch.ops.aten.einsum.default
+    try:
+        with _quiet():
+            if any(node.target is einsum for node in program.graph.nodes):
+                # Unlike that of torch, Einsum of ONNX does not broadcast sizes of 1.
+                program = program.run_decompositions({einsum: torch.export.default_decompositions()[einsum]})
+            made = torch.onnx.export(
+                program, dynamo=True, input_names=names, dynamic_shapes=_dynamic(inputs, "batch"), verbose=False
+            )
+    except Exception as error:
+        raise LeanBayesError(
+            f"torch.onnx cannot translate the network ({_first_line(error)}): use lb.export_program, or change the "
+            "operation that it names."
+        ) from error
+    assert made is not None
+    graph = made.model.graph
+    for node in graph.all_nodes():
+        node.metadata_props.clear()
+        for value in node.outputs:
+            value.metadata_props.clear()
+            if value.name in (*names, *outputs):  # the exporter names values after operations, such as mean
+                value.name = f"{value.name}_within"
+    for value, name in zip(graph.outputs, outputs, strict=True):
+        value.name = name
+    return made.model_proto.SerializeToString()
+
+
+def _input_names(bnn: BayesianModel, example: Any) -> tuple[str, ...]:
+    """Return the names of the input tensors, which are the arguments of the network."""
+    if isinstance(example, Mapping):
+        return tuple(map(str, example))
+    parameters = inspect.signature(bnn.network.forward).parameters.values()
+    known = [p.name for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
+    count = len(example) if isinstance(example, (tuple, list)) else 1
+    return tuple(known[number] if number < len(known) else f"input_{number}" for number in range(count))
+
+
+@contextlib.contextmanager
+def _quiet() -> Iterator[None]:
+    """Silence the exporter's warnings and log messages."""
+    loggers = [logging.getLogger(name) for name in ("torch.onnx", "onnxscript", "onnx_ir")]
+    levels = [logger.level for logger in loggers]
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        for logger in loggers:
+            logger.setLevel(logging.ERROR)
+        try:
+            yield
+        finally:
+            for logger, level in zip(loggers, levels, strict=True):
+                logger.setLevel(level)
+
+
+def _check(graph: OnePassGraph, path: Path, inputs: Sequence[Tensor], names: Sequence[str]) -> float | None:
+    """Run the file and the graph, and return the largest difference relative to the largest output."""
+    if importlib.util.find_spec("onnxruntime") is None:
+        return None
+    import onnxruntime
+
+    worst = 0.0
+    for rows in (len(inputs[0]), len(inputs[0]) + 1):
+        batch = _with_rows(inputs, rows)
+        feed = {name: tensor.contiguous().numpy() for name, tensor in zip(names, batch, strict=True)}
+        try:
+            session = onnxruntime.InferenceSession(str(path), providers=["CPUExecutionProvider"])
+            found = session.run(None, feed)
+        except Exception as error:  # onnxruntime has no common base class
+            raise LeanBayesError(
+                f"onnxruntime cannot run the file ({_first_line(error)}): use lb.export_program, or check=False."
+            ) from error
+        for result, (name, wanted) in zip(found, graph.run(batch).items(), strict=True):
+            off = ((torch.from_numpy(result) - wanted).abs().max() / wanted.abs().max().clamp_min(1e-30)).item()
+            if not off <= TOLERANCE:
+                raise LeanBayesError(
+                    f"The output {name} of the file differs by {off:.1e} of the largest for {rows} examples, more than "
+                    f"{TOLERANCE:.0e}: use lb.export_program, or check=False."
+                )
+            worst = max(worst, off)
+    return worst

@@ -1,0 +1,441 @@
+"""One safetensors file per model: tensors, and a versioned JSON header of settings. No code in it is ever executed."""
+
+import contextlib
+import inspect
+import itertools
+import math
+import os
+import struct
+from collections import OrderedDict
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+from torch import Tensor, nn
+
+from leanbayes.core import config
+from leanbayes.core.files import written_whole
+from leanbayes.core.json_values import parse_untrusted
+from leanbayes.core.layout import Layout, Report
+from leanbayes.core.network import is_finite
+from leanbayes.deploy.header import (
+    FLOATS,
+    aliases_of,
+    bayesian_weights_of,
+    damaged,
+    extra_state_of,
+    header_text,
+    is_intact,
+    layout_of,
+    moment_layers_of,
+    moment_scale_of,
+    names_of,
+    one_line,
+    refusing_damage,
+    report_of,
+    signed,
+    versions_of,
+)
+from leanbayes.errors import FileFormatError, LeanBayesError
+from leanbayes.likelihoods import Likelihood
+from leanbayes.likelihoods.decisions import Policy
+from leanbayes.methods.baselines.ensemble import Ensemble
+from leanbayes.model.bayesian import BayesianModel
+from leanbayes.model.conversion import assemble
+from leanbayes.model.method import Method
+from leanbayes.rules import RULES, Rule, get_rule
+
+VERSION = 1
+_HEADER = "leanbayes"
+_OWN = "posterior."
+CORRECTION = "corrections."  # the start of the names of corrections of layers
+_MEMBERS = "network.networks."
+_EXTRA = "_extra_state"  # the end of the name that torch gives to the result of `get_extra_state`
+_MOST_START, _MOST_TENSORS = 1 << 24, 1 << 17  # bytes of the list of tensors, and its entries
+_REMEDY = "save the model again"
+
+
+def save(bnn: BayesianModel, path: str | os.PathLike[str]) -> None:
+    """Save a model to one safetensors file, which `lb.load` reads. Nothing in the file is ever executed.
+
+    Args:
+        bnn: The model.
+        path: The file to write. It is replaced at once: a crash or a full disk leaves an older file intact.
+
+    Raises:
+        LeanBayesError: The file cannot be written, a weight is NaN or infinite, or a module has an extra state that a
+            file cannot store.
+
+    Example:
+        >>> lb.save(bnn, "model.safetensors")
+        >>> bnn = lb.load("model.safetensors", make_network())
+    """
+    tensors, rest = split_state(bnn)
+    parameters = {name for name, _ in bnn.named_parameters(remove_duplicate=False)}
+    for name, tensor in tensors.items():
+        if not name.isprintable():
+            raise LeanBayesError(f"The name {name} has control characters, so it cannot be saved: rename its module.")
+        if _must_be_finite(name, name in parameters) and not is_finite(tensor):
+            raise LeanBayesError(
+                f"{name} has NaN or infinite values, so the model is not saved: train it again, with a lower rate."
+            )
+    own = {name.removeprefix(_OWN): tensors.pop(name) for name in [*tensors] if name.startswith(_OWN)}
+    tensors |= {_OWN + name: tensor for name, tensor in bnn.posterior.to_file(own).items()}
+    tensors |= {CORRECTION + name: tensor.float().contiguous() for name, tensor in bnn.moment_layers.items()}
+    policy = {} if bnn.policy is None else {"policy": config.encode(bnn.policy)}
+    text = header_text({"version": VERSION, **settings_of(bnn), **policy, **rest})
+    with written_whole(path) as temporary:
+        try:
+            save_file(tensors, temporary, metadata={_HEADER: signed(text, tensors)})
+        except SafetensorError as error:
+            raise OSError(str(error)) from None
+
+
+def split_state(bnn: BayesianModel) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    """Return the tensors of a model, and the rest of its state for the header of a file.
+
+    The rest is: names of tensors that are stored under another name, versions of modules other than 1, and results of
+    `get_extra_state` that are not tensors.
+    """
+    state = bnn.state_dict()
+    extra = {name: value for name, value in state.items() if not isinstance(value, Tensor)}
+    for name, value in extra.items():
+        if not _is_json(value):
+            raise LeanBayesError(
+                f"{name} is neither a tensor nor made of numbers, strings, lists and dicts, so it cannot be saved: "
+                "change get_extra_state of its module."
+            )
+    tensors, aliases = without_aliases({name: value for name, value in state.items() if name not in extra})
+    found = {name: local.get("version") for name, local in _metadata(state).items()}
+    versions = {name: version for name, version in found.items() if type(version) is int and version != 1}
+    return tensors, {"aliases": aliases, "module_versions": versions, **({"extra_state": extra} if extra else {})}
+
+
+def _metadata(state: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
+    """Return what torch stores about each module beside its state: its version."""
+    return getattr(state, "_metadata", {})
+
+
+def _is_json(value: Any) -> bool:
+    """Whether JSON stores a value exactly."""
+    if isinstance(value, list):
+        return all(map(_is_json, value))
+    if isinstance(value, dict):
+        return all(isinstance(key, str) for key in value) and all(map(_is_json, value.values()))
+    return value is None or type(value) in (bool, int, str) or (type(value) is float and math.isfinite(value))
+
+
+def settings_of(bnn: BayesianModel) -> dict[str, Any]:
+    """Return everything except the tensors as plain values."""
+    corrected = {name: tensor.shape[1] for name, tensor in bnn.moment_layers.items()}
+    return {
+        "method": config.encode(bnn.method),
+        "likelihood": config.encode(bnn.likelihood),
+        "rule": _rule(bnn),
+        "trained_rule": bnn.trained_rule,
+        "layout": bnn.saved_layout().to_json(),
+        "bayesian_weights": bnn.posterior.random_weights,
+        "report": [[row.name, list(row.shape), row.bayesian, row.reason] for row in bnn.report.rows],
+        "moment_scale": bnn.moment_scale,
+        **({"moment_layers": corrected} if corrected else {}),
+        "frozen": [name for name, p in bnn.named_parameters() if not p.requires_grad],
+    }
+
+
+def _rule(bnn: BayesianModel) -> Any:
+    """Return the name of the rule, or its name and settings if these differ from those of the method."""
+    rule = bnn.current_rule
+    default = bnn.method.make_rule(rule.name) if rule.name in RULES else None
+    same = type(rule) is type(default) and vars(rule) == vars(default)
+    return rule.name if same else config.encode(rule)
+
+
+class Settings(NamedTuple):
+    """The settings that `settings_of` wrote; `moment_layers` has the number of channels of each corrected layer."""
+
+    method: Method
+    likelihood: Likelihood
+    layout: Layout
+    report: Report
+    rule: str | Rule
+    trained_rule: str | None
+    moment_scale: tuple[float, float]
+    moment_layers: dict[str, int]
+    frozen: frozenset[str]
+
+    def give(self, bnn: BayesianModel, corrections: Mapping[str, Tensor]) -> BayesianModel:
+        """Apply the settings that need a model with its tensors, and the corrections of its layers."""
+        bnn.moment_layers = corrections
+        bnn.rule, bnn.trained_rule, bnn.moment_scale = self.rule, self.trained_rule, self.moment_scale
+        for name, parameter in bnn.named_parameters():
+            parameter.requires_grad_(name not in self.frozen)
+        return bnn
+
+
+def read_settings(header: dict[str, Any], model: nn.Module, path: str | os.PathLike[str]) -> Settings:
+    """Read settings from a header, and check that they fit the network.
+
+    Raises:
+        FileFormatError: They are those of another network.
+        ValueError: They are damaged. Some mistakes raise a `TypeError`, `KeyError` or `AttributeError`.
+    """
+    method, likelihood = config.decode(header["method"]), config.decode(header["likelihood"])
+    if not isinstance(method, Method) or not isinstance(likelihood, Likelihood):
+        raise ValueError("its header has a wrong method or likelihood")
+    _check_types(likelihood)
+    layout, report = layout_of(header), report_of(header)
+    rule, trained_rule = config.decode(header["rule"]), header["trained_rule"]
+    if not isinstance(rule, (str, Rule)) or not isinstance(trained_rule, (str, type(None))):
+        raise ValueError("its header has a wrong rule")
+    get_rule(rule)
+    trained_rule = trained_rule and get_rule(trained_rule).name
+    settings = Settings(
+        method,
+        likelihood,
+        layout,
+        report,
+        rule,
+        trained_rule,
+        moment_scale_of(header),
+        moment_layers_of(header, layout),
+        frozenset(names_of(header, "frozen")),
+    )
+    _check_network(layout, model, path)
+    return settings
+
+
+def _check_types(likelihood: Likelihood) -> None:
+    """Raise an error for settings of a likelihood that have another type than their defaults."""
+    for name, parameter in inspect.signature(type(likelihood)).parameters.items():
+        value, default = likelihood.settings.get(name), parameter.default
+        fits = type(value) is type(default) or (type(value) is int and type(default) is float)
+        if isinstance(default, (bool, int, float)) and not fits:
+            raise ValueError(f"its header has a likelihood with {name}={value!r}")
+
+
+def read_model(path: str | os.PathLike[str], model: nn.Module) -> BayesianModel:
+    """Read a file that `save` wrote into a network of the same architecture, whose weights do not matter."""
+    with refusing_damage(path, _REMEDY):
+        header, tensors = _read(path)
+        settings = read_settings(header, model, path)
+        _check_members(settings.method, tensors, model)
+        bnn = assemble_for(settings, model, path)
+        tensors |= {alias: tensors[name] for alias, name in aliases_of(header).items()}
+        own = {name.removeprefix(_OWN): tensors.pop(name) for name in [*tensors] if name.startswith(_OWN)}
+        tensors |= {_OWN + name: tensor for name, tensor in bnn.posterior.from_file(own).items()}
+        corrections = take_corrections(tensors, settings.moment_layers)
+        load_tensors(bnn, tensors, header, path)
+        bnn.policy = _policy(header)
+        return settings.give(bnn, corrections)
+
+
+def take_corrections(tensors: dict[str, Tensor], channels: Mapping[str, int]) -> dict[str, Tensor]:
+    """Remove the corrections of layers from the tensors of a file, check them, and return them by weight."""
+    found = {name: tensors.pop(CORRECTION + name) for name in channels}
+    for name, tensor in found.items():
+        shaped = tensor.shape == (3, channels[name]) and tensor.dtype in FLOATS
+        if not shaped or not is_finite(tensor) or not (tensor[2] >= 0).all():
+            raise ValueError(f"the correction of {name} is wrong")
+    return found
+
+
+def _policy(header: Mapping[str, Any]) -> Policy | None:
+    """Return the policy of a header; most files have none."""
+    policy = config.decode(header.get("policy"))
+    if not isinstance(policy, (Policy, type(None))):
+        raise ValueError("its header has a wrong policy")
+    return policy
+
+
+def assemble_for(settings: Settings, model: nn.Module, path: str | os.PathLike[str]) -> BayesianModel:
+    """Build the model that a file will fill."""
+    try:
+        return assemble(model, settings.method, settings.layout, settings.report, settings.likelihood, 0, None)
+    except LeanBayesError as error:
+        raise FileFormatError(f"{path} does not fit this network: {error}") from None
+
+
+def _check_members(method: Method, tensors: Mapping[str, Tensor], model: nn.Module) -> None:
+    """Raise an error unless a file has the weights of all members of an ensemble, before these are allocated."""
+    if isinstance(method, Ensemble):
+        stored = {name: tensor for name, tensor in tensors.items() if name.startswith(_MEMBERS)}
+        members = {name.removeprefix(_MEMBERS).partition(".")[0] for name in stored}
+        weights = sum(tensor.numel() for tensor in stored.values())
+        if len(members) != method.members or weights < method.members * sum(p.numel() for p in model.parameters()):
+            raise ValueError(f"it has the weights of {len(members)} members instead of {method.members}")
+
+
+def describe_model(path: str | os.PathLike[str]) -> dict[str, Any]:
+    """Describe a file from its header: its settings, its number of Bayesian weights, the bytes of each part."""
+    with refusing_damage(path, _REMEDY):
+        header, parts = _read_header(path)
+        layout = layout_of(header)
+        found = {key: header[key] for key in ("version", "method", "likelihood", "rule", "trained_rule")}
+        if not isinstance(header["method"], dict) or not isinstance(header["likelihood"], dict):
+            raise ValueError("its header has a wrong method or likelihood")
+        found["moment_scale"] = moment_scale_of(header)
+        policy = _policy(header)
+        found["policy"] = None if policy is None else str(policy)
+        found["moment_layers"] = moment_layers_of(header, layout)
+        found["bayesian_weights"] = bayesian_weights_of(header, layout)
+    found["bytes"] = Path(path).stat().st_size
+    found["weights"] = layout.numel
+    found["layers"] = {slot.name: list(slot.shape) for slot in layout}
+    found["parts"] = parts
+    return found
+
+
+def _check_network(layout: Layout, model: nn.Module, path: str | os.PathLike[str]) -> None:
+    parameters = dict(model.named_parameters(remove_duplicate=False))
+    for slot in layout:
+        for name in slot.names:
+            if name not in parameters or tuple(parameters[name].shape) != slot.shape:
+                found = f"shape {tuple(parameters[name].shape)}" if name in parameters else "no such parameter"
+                raise _other_network(path, f"it has {name} of shape {slot.shape}, but this model has {found}")
+        if slot.dtype not in (*FLOATS, parameters[slot.name].dtype):
+            raise ValueError(f"{slot.name} has the dtype {slot.dtype}")
+
+
+def _other_network(path: str | os.PathLike[str], difference: str) -> FileFormatError:
+    return FileFormatError(
+        f"{path} was saved from another network: {one_line(difference)}. Pass a model of the same architecture."
+    )
+
+
+def without_aliases(state: dict[str, Tensor]) -> tuple[dict[str, Tensor], dict[str, str]]:
+    """Keep one name of tensors that share memory, such as tied parameters: safetensors cannot store sharing."""
+    kept: dict[str, Tensor] = {}
+    aliases: dict[str, str] = {}
+    first: dict[Any, str] = {}
+    storages = set()
+    for name, tensor in state.items():
+        place = (tensor.data_ptr(), tensor.shape, tensor.stride(), tensor.dtype, tensor.device)
+        if tensor.numel() and place in first:
+            aliases[name] = first[place]
+            continue
+        first[place] = name
+        storage = tensor.untyped_storage().data_ptr()
+        shared = storage in storages  # a view of another tensor is stored separately
+        storages.add(storage)
+        kept[name] = tensor.detach().clone() if shared else tensor.detach().contiguous()
+    return kept, aliases
+
+
+@contextlib.contextmanager
+def _opened(path: str | os.PathLike[str]) -> Iterator[Any]:
+    """Open a safetensors file, and convert its errors, also those inside the block."""
+    if not Path(path).is_file():
+        raise FileFormatError(f"There is no file {path}: check the path.")
+    try:
+        with open(path, "rb") as start:
+            length = start.read(8)
+        if len(length) == 8 and _MOST_START < struct.unpack("<Q", length)[0] < os.path.getsize(path):
+            raise FileFormatError(f"{path} has a list of tensors of more than {_MOST_START >> 20} MiB: check the path.")
+        with safe_open(path, framework="pt") as file:
+            if len(file.keys()) > _MOST_TENSORS:
+                raise FileFormatError(f"{path} has more than {_MOST_TENSORS:,} tensors: check the path.")
+            yield file
+    except (SafetensorError, OSError) as error:
+        raise FileFormatError(
+            f"{path} is truncated or not a safetensors file ({one_line(error)}): {_REMEDY}."
+        ) from None
+
+
+def _read(path: str | os.PathLike[str]) -> tuple[dict[str, Any], dict[str, Tensor]]:
+    """Read the header and all tensors, and check that no bit has changed. Files of version 0.1 have no digest."""
+    with _opened(path) as file:
+        text, header = _header(file, path)
+        tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (not a dict)
+    if ("digest" in header or "module_versions" in header) and not is_intact(text, tensors):
+        raise ValueError("its digest does not match its content")
+    return header, tensors
+
+
+def _read_header(path: str | os.PathLike[str]) -> tuple[dict[str, Any], dict[str, dict[str, int]]]:
+    """Read the header, and the size of each tensor of the posterior and of the rest of the model."""
+    parts: dict[str, dict[str, int]] = {}
+    with _opened(path) as file:
+        _, header = _header(file, path)
+        for name in file.keys():  # noqa: SIM118
+            view = file.get_slice(name)
+            part = parts.setdefault(
+                name if name.startswith("posterior.") else name.partition(".")[0], {"numbers": 0, "bytes": 0}
+            )
+            numbers = math.prod(view.get_shape())
+            part["numbers"] += numbers
+            part["bytes"] += numbers * _bits(view.get_dtype()) // 8
+    return header, parts
+
+
+def _bits(dtype: str) -> int:
+    """Return the bits of a safetensors dtype, which are in its name: F32, BF16, I64, F8_E4M3; BOOL has 8."""
+    digits = "".join(itertools.takewhile(str.isdigit, dtype.lstrip("ABCDEFGHIJKLMNOPQRSTUVWXYZ")))
+    return int(digits or 8)
+
+
+def _header(file: Any, path: str | os.PathLike[str]) -> tuple[str, dict[str, Any]]:
+    """Return the header, as text and as values."""
+    text: str = (file.metadata() or {}).get(_HEADER, "null")
+    try:
+        header = parse_untrusted(text)
+    except ValueError as error:
+        raise ValueError(f"its header cannot be read: {error}") from None
+    if not isinstance(header, dict):
+        raise FileFormatError(f"{path} is a safetensors file, but not one that leanbayes saved: check the path.")
+    version = header.get("version")
+    if type(version) is not int or version != VERSION:
+        raise FileFormatError(
+            f"{path} has format version {one_line(version)}, but this leanbayes reads {VERSION}: update leanbayes."
+        )
+    return text, header
+
+
+@torch.no_grad()
+def load_tensors(
+    bnn: BayesianModel, tensors: dict[str, Tensor], header: Mapping[str, Any], path: str | os.PathLike[str]
+) -> None:
+    """Copy all tensors into the model, bit by bit; parameters take the dtypes of the file."""
+    if bnn.posterior.sizes_vary:
+        for name, tensor in [*bnn.posterior.named_parameters(), *bnn.posterior.named_buffers()]:
+            saved = tensors.get(f"posterior.{name}")
+            if saved is not None and saved.shape != tensor.shape:
+                tensor.data = tensor.new_empty(saved.shape)
+    state, found = bnn.state_dict(), OrderedDict[str, Any](extra_state_of(header) | tensors)
+    parameters = {name for name, _ in bnn.named_parameters(remove_duplicate=False)}
+    for name in [*state, *found]:
+        if name not in found:
+            raise _other_network(path, f"it does not have {name}, but this model does")
+        if name not in state:
+            raise _other_network(path, f"it has {name}, but this model does not")
+        if name.rpartition(".")[2] != _EXTRA:
+            _check_tensor(name, found[name], state[name], name in parameters, path)
+    for name, tensor in [*bnn.named_parameters(), *bnn.named_buffers()]:
+        if name in tensors and tensors[name].dtype != tensor.dtype:
+            tensor.data = tensor.data.to(tensors[name].dtype)
+    metadata, versions = _metadata(state), versions_of(header)
+    for name, local in metadata.items():
+        if versions is not None and type(local.get("version")) is int:
+            local["version"] = versions.get(name, 1)
+    found._metadata = metadata  # type: ignore[attr-defined]
+    bnn.load_state_dict(found)
+
+
+def _check_tensor(name: str, saved: Any, present: Tensor, is_parameter: bool, path: str | os.PathLike[str]) -> None:
+    """Check the shape, dtype and values of a tensor. A buffer of the network, such as a mask, may be infinite."""
+    if not isinstance(saved, Tensor):
+        raise ValueError(f"{name} is not a tensor")
+    if saved.shape != present.shape:
+        shapes = f"{tuple(saved.shape)}, but this model has {tuple(present.shape)}"
+        raise _other_network(path, f"it has {name} of shape {shapes}")
+    if saved.dtype != present.dtype and not (saved.dtype in FLOATS and present.dtype in FLOATS):
+        raise ValueError(f"{name} has the dtype {saved.dtype}")
+    if _must_be_finite(name, is_parameter) and not is_finite(saved):
+        raise damaged(path, f"{name} has NaN or infinite values", "train the model again, or load another file")
+
+
+def _must_be_finite(name: str, is_parameter: bool) -> bool:
+    """Whether NaN or infinity in a tensor is a mistake; a buffer of the network, such as a mask, may have them."""
+    return is_parameter or name.endswith((".running_mean", ".running_var")) or name.startswith((_OWN, "likelihood."))

@@ -1,0 +1,145 @@
+"""One pass by moments as a plain `nn.Module`, which torch.export can trace: its outputs by name.
+
+For classes and yes/no outputs: `mean`, `variance` (of the logits) and `probs`. For regression: `mean`, `variance` (the
+total) and `epistemic_variance` (the part of the model).
+"""
+
+import copy
+import math
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from leanbayes.core import noise
+from leanbayes.core.network import call_with, output_tensor
+from leanbayes.errors import LeanBayesError
+from leanbayes.likelihoods import Bernoulli, Categorical, Gaussian, HeteroscedasticGaussian, Likelihood
+from leanbayes.likelihoods.expectations import gaussian_means, logit_noise, softplus
+from leanbayes.model.bayesian import BayesianModel
+from leanbayes.model.draw import Draw
+from leanbayes.posteriors import Posterior
+from leanbayes.rules import MomentPropagation, Moments, Rule
+from leanbayes.rules.moments.context import Pass
+
+_ELEMENTS = 1 << 22  # numbers per example to sample at once
+
+
+class _KnownMoments(Posterior):
+    """Mean and variance of the weights, computed once, so that the graph does not depend on the kind of posterior."""
+
+    def __init__(self, posterior: Posterior) -> None:
+        super().__init__(posterior.layout)
+        self._random = list(posterior.random_slots())
+        for name, values in (("mean", posterior.mean()), ("variance", posterior.variance())):
+            for number, part in enumerate(self.layout.split(values.detach())):
+                if name == "mean" or self._random[number]:
+                    self.register_buffer(f"{name}_{number}", part.to("cpu", torch.float32, copy=True))
+
+    def random_slots(self) -> Sequence[bool]:
+        """Whether each parameter has any variance."""
+        return self._random
+
+    def parts(self) -> Iterator[tuple[Tensor, Tensor | None]]:
+        """Mean and variance of each parameter; the variance of deterministic parameters is None."""
+        for number, random in enumerate(self._random):
+            yield getattr(self, f"mean_{number}"), getattr(self, f"variance_{number}") if random else None
+
+
+class _KnownMomentPropagation(MomentPropagation):
+    """Moment propagation from known means and variances."""
+
+    def weights(self, posterior: Posterior, key: Tensor, with_kl: bool) -> tuple[Sequence[Any], Tensor | None]:
+        assert isinstance(posterior, _KnownMoments)
+        within = Pass(self.correlation, self.activations)
+        parts = posterior.parts()
+        return [mean if variance is None else Moments(mean, variance, within=within) for mean, variance in parts], None
+
+
+class OnePassGraph(nn.Module):
+    """A copy of a model, on the CPU and in single precision, that returns the outputs of one pass by name."""
+
+    def __init__(self, bnn: BayesianModel, rule: str | Rule, example: Any) -> None:
+        super().__init__()
+        if not isinstance(bnn, BayesianModel):
+            raise LeanBayesError(f"Only a model from lb.bayesianize can be exported, not {type(bnn).__name__}.")
+        if not len(bnn.layout):
+            raise LeanBayesError(
+                f"{type(bnn.method).__name__} has no Bayesian weights, so one pass has no variance to export: "
+                "use torch.onnx.export(bnn.to_deterministic(), ...)."
+            )
+        inputs = example_tensors(example)
+        made = bnn.method.make_rule(rule)
+        if not isinstance(made, MomentPropagation):
+            raise LeanBayesError(f"The rule {made.name!r} gives no variance in one pass: export with 'moments'.")
+        made.check(bnn.posterior)
+        self.names = list(example) if isinstance(example, Mapping) else None
+        with torch.inference_mode(False), torch.no_grad():
+            model = copy.deepcopy(bnn, {id(bnn.posterior): _KnownMoments(bnn.posterior)})
+        self.model = model.to("cpu").float().eval().requires_grad_(False)
+        self.model.rule = _KnownMomentPropagation(made.correlation, made.activations, made.maps)
+        self.key = noise.make_key(0)  # one pass uses no noise
+        self.register_buffer("logit_noise", None)
+        if isinstance(bnn.likelihood, Categorical):
+            with torch.no_grad():
+                classes = self._moments(*inputs).shape[bnn.likelihood.class_dim]
+            self.logit_noise = logit_noise(classes).float()
+
+    def forward(self, *inputs: Tensor) -> dict[str, Tensor]:
+        return _outputs(self.model.likelihood, self._moments(*inputs), self.logit_noise)
+
+    def _moments(self, *inputs: Tensor) -> Moments:
+        args: Any = inputs if self.names is None else dict(zip(self.names, inputs, strict=True))
+        output = output_tensor(call_with(self.model, args, _draw=Draw(self.key)))
+        if not isinstance(output, Moments):
+            raise LeanBayesError("The output does not depend on a Bayesian weight: there is no variance to export.")
+        return output
+
+    def run(self, inputs: Sequence[Tensor]) -> dict[str, Tensor]:
+        """Compute the outputs without a graph."""
+        with torch.no_grad():
+            outputs: dict[str, Tensor] = self(*inputs)
+        return outputs
+
+
+def _outputs(likelihood: Likelihood, output: Moments, noise_of_logits: Tensor | None) -> dict[str, Tensor]:
+    """Compute what `predict_moments` of the likelihood does, but traceable for any number of examples."""
+    loc, variance = output.loc, output.variance.expand_as(output.loc)
+    if isinstance(likelihood, Categorical):
+        assert noise_of_logits is not None
+        probs = _mean_softmax(loc, variance, noise_of_logits, likelihood.class_dim)
+        return {"mean": loc, "variance": variance, "probs": probs}
+    if isinstance(likelihood, Bernoulli):
+        (probs,) = torch.vmap(lambda m, v: gaussian_means(lambda z: (z.sigmoid(),), m, v))(loc, variance)
+        return {"mean": loc, "variance": variance, "probs": probs}
+    if isinstance(likelihood, HeteroscedasticGaussian):
+        (mean, raw), (epistemic, raw_variance) = loc.chunk(2, -1), variance.chunk(2, -1)
+        (softplus_mean, *_) = torch.vmap(lambda m, v: gaussian_means(softplus, m, v))(raw, raw_variance)
+        aleatoric = softplus_mean + likelihood.settings["min_variance"]
+        return {"mean": mean, "variance": aleatoric + epistemic, "epistemic_variance": epistemic}
+    if isinstance(likelihood, Gaussian):
+        aleatoric = likelihood.std.square().to(variance)
+        return {"mean": loc, "variance": aleatoric + variance, "epistemic_variance": variance}
+    return {"mean": loc, "variance": variance}
+
+
+def _mean_softmax(loc: Tensor, variance: Tensor, epsilons: Tensor, class_dim: int) -> Tensor:
+    """Return E softmax(z), z ~ N(loc, variance), from the noise of `softmax_means`, a few samples at a time."""
+    loc, std = loc.movedim(class_dim, -1), variance.clamp_min(0).sqrt().movedim(class_dim, -1)
+    shape = (-1, *[1] * (loc.dim() - 1), loc.shape[-1])
+    at_once = max(1, _ELEMENTS // math.prod(loc.shape[1:]))
+    probs = sum((loc + std * part.view(shape)).softmax(-1).sum(0) for part in epsilons.split(at_once))
+    assert isinstance(probs, Tensor)
+    return (probs / len(epsilons)).movedim(-1, class_dim)
+
+
+def example_tensors(example: Any) -> list[Tensor]:
+    """Return the tensors of a batch on the CPU, real ones in single precision."""
+    values = [example] if isinstance(example, Tensor) else example.values() if isinstance(example, Mapping) else example
+    if not isinstance(values, Iterable) or not all(isinstance(value, Tensor) for value in values):
+        raise LeanBayesError("The example must be a tensor, or a tuple or dict of tensors.")
+    tensors = [t.detach().to("cpu", torch.float32 if t.is_floating_point() else t.dtype) for t in values]
+    if not tensors or tensors[0].dim() == 0 or len(tensors[0]) == 0:
+        raise LeanBayesError("The example is empty: pass a batch of at least one example.")
+    return tensors

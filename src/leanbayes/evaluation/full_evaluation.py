@@ -1,0 +1,330 @@
+"""The full evaluation of a trained model: scores, calibration, shift, out-of-distribution (OOD) data, and cost.
+
+`evaluate_fully` returns plain values, which are stored in the folder of a run and plotted in the report.
+"""
+
+import math
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils.data import Dataset, Subset
+
+from leanbayes.core.config import configurable
+from leanbayes.core.network import input_dtype, tensors_of
+from leanbayes.core.noise import mix
+from leanbayes.data import Batches, Data
+from leanbayes.data.base import check_map_style
+from leanbayes.errors import LeanBayesError
+from leanbayes.evaluation.cost import costs_of, count_flops
+from leanbayes.evaluation.curves import curves_of, entropy_edges, extremes_of, histogram
+from leanbayes.evaluation.detection import detection_scores
+from leanbayes.evaluation.explanation import explanation_scores
+from leanbayes.evaluation.levels import FAMILIES, Level, levels
+from leanbayes.evaluation.outcomes import ClassOutcome
+from leanbayes.evaluation.pruning import CRITERIA, SHARES, prune
+from leanbayes.evaluation.scores import Scores, ignored, predictions
+from leanbayes.evaluation.shift import label_shift
+from leanbayes.model.bayesian import BayesianModel
+from leanbayes.rules import get_rule
+
+BATCH, PIXELS = 500, 500 * 64 * 64  # largest number of examples and of pixels per batch
+_CACHED_BYTES = 2**30  # examples that need more memory are read again for each level of a shift
+_CONCENTRATIONS = (10.0, 1.0, 0.1)  # of label shift, from mild to strong
+
+OnProgress = Callable[[str, int, int], None]  # gets the name of the next step, steps done, and steps in total
+
+
+@configurable
+@dataclass(frozen=True)
+class EvaluationSettings:
+    """Settings of `evaluate_fully`.
+
+    Attributes:
+        samples: Monte Carlo samples per prediction. None means the default of the method.
+        rule: how random weights are combined with activations. None means the rule used in training.
+        shifts: kinds of shift to evaluate: corruptions, rotation, noise, labels.
+        shift_examples: largest number of test examples per level of a shift.
+        ood_examples: largest number of examples per out-of-distribution data set.
+        pruning: set more and more weights to zero, the least important first, and score the remaining network.
+        explained: number of test examples for metrics of saliency maps. This needs captum and is slow.
+        seed: seed of the Monte Carlo samples and of the shifts.
+
+    Raises:
+        LeanBayesError: If a kind of shift or a rule is unknown, or a number is too small.
+
+    Example:
+        >>> settings = EvaluationSettings(samples=30, shifts=("noise", "labels"), pruning=False)
+        >>> evaluate_fully(bnn, data, settings)["scores"]["nll"]
+    """
+
+    samples: int | None = None
+    rule: str | None = None
+    shifts: tuple[str, ...] = FAMILIES
+    shift_examples: int = 1000
+    ood_examples: int = 10_000
+    pruning: bool = True
+    explained: int = 0
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        for name in self.shifts:
+            if name not in FAMILIES:
+                raise LeanBayesError(f"There is no shift {name!r}: choose from {', '.join(FAMILIES)}.")
+        for name in ("samples", "shift_examples", "ood_examples"):
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                raise LeanBayesError(f"{name}={value} must be 1 or more.")
+        if self.explained < 0:
+            raise LeanBayesError(f"explained={self.explained} must be 0 or more.")
+        if self.rule is not None:
+            get_rule(self.rule)
+
+
+def evaluate_fully(
+    bnn: BayesianModel,
+    data: Data,
+    settings: EvaluationSettings | None = None,
+    *,
+    ood: Mapping[str, Dataset[Any]] | None = None,
+    workers: int = 0,
+    on_progress: OnProgress = lambda what, done, of: None,
+) -> dict[str, Any]:
+    """Evaluate a model on the test data of its task: scores, shifts, OOD detection, pruning and cost.
+
+    Under `torch.distributed`, every process that calls this function does the whole evaluation.
+
+    Args:
+        bnn: The trained model. It is not changed.
+        data: The data set, with a test split.
+        settings: What to evaluate and how. Defaults to `EvaluationSettings()`.
+        ood: Out-of-distribution data sets by name, for classifiers.
+        workers: Worker processes that read data.
+        on_progress: Called before each step with its name, the number of steps done, and the total number of steps.
+
+    Returns:
+        A dict that can be written as JSON:
+
+        - "settings": the settings.
+        - "scores": all metrics on the test data, and the number of "examples".
+        - "curves": reliability bins, risk over coverage, histograms of the entropy, IoU per class, interval coverage.
+        - "extremes": the most confident mistakes, and the most uncertain examples.
+        - "shifts": the scores at each level of each shift, on "shift_examples" examples.
+        - "ood": detection metrics for each out-of-distribution data set, by three measures of uncertainty.
+        - "pruning": the scores for each share of pruned weights, by criterion.
+        - "explanation": metrics of saliency maps.
+        - "costs": the costs of the model ("ours") and of the deterministic network ("plain"), and their "ratios".
+
+    Raises:
+        LeanBayesError: If data is not a `Data` or has no test split, or if ood is given for a model that does not
+            predict classes.
+
+    Example:
+        >>> from leanbayes.data import from_datasets
+        >>> data = from_datasets(train_set, test=test_set)
+        >>> result = evaluate_fully(bnn, data, EvaluationSettings(samples=30))
+        >>> result["scores"]["ece"], result["costs"]["ratios"]["predict_ms_per_1000"]
+    """
+    if not isinstance(data, Data):
+        raise LeanBayesError(
+            f"data must be a leanbayes.data.Data, not {type(data).__name__}: use from_datasets(train, test=test)."
+        )
+    return _FullEvaluation(bnn, data, settings or EvaluationSettings(), ood or {}, workers, on_progress).run()
+
+
+class _FullEvaluation:
+    """One call of `evaluate_fully`."""
+
+    def __init__(
+        self,
+        bnn: BayesianModel,
+        data: Data,
+        settings: EvaluationSettings,
+        ood: Mapping[str, Dataset[Any]],
+        workers: int,
+        on_progress: OnProgress,
+    ) -> None:
+        if data.test is None:
+            raise LeanBayesError(f"{data.name} has no test data: pass data with a test split.")
+        if ood and data.task != "classification":
+            raise LeanBayesError(
+                f"{data.name} is a {data.task} task, and only classifiers can detect OOD data: remove ood=."
+            )
+        self.bnn, self.data, self.settings, self.workers = bnn, data, settings, workers
+        self.test: Dataset[Any] = data.test
+        self.ood = dict(ood)
+        self.criteria = [by for by in CRITERIA if settings.pruning and _can_be_pruned(bnn, by)]
+        self.cached: list[Any] | None = self._read_once() if {*settings.shifts} - {"labels"} else []
+        self.levels = levels(settings.shifts, self._to_shift())
+        self._on_progress, self._done = on_progress, 0
+
+    def _next(self, what: str) -> None:
+        total = 2 + len(self.levels) + len(self.ood) + len(self.criteria) + bool(self.settings.explained)
+        self._on_progress(what, self._done, total)
+        self._done += 1
+
+    def run(self) -> dict[str, Any]:
+        self._next("test data")
+        scores, labeled = self._scores(details=True), []
+        for prediction, y in self._predictions(self._batches(self.test)):
+            scores.update(prediction, y)
+            if y.dim() == 1:
+                labeled.append((y != ignored(self.bnn)).cpu())
+        found = scores.outcome()
+        result = {
+            "settings": asdict(self.settings),
+            "scores": {**scores.compute(), "examples": check_map_style(self.test)},
+            "curves": curves_of(scores),
+            "extremes": extremes_of(found, torch.cat(labeled)) if isinstance(found, ClassOutcome) else {},
+            "shift_examples": min(self.settings.shift_examples, check_map_style(self.test)),
+            "shifts": [*self._shifts(), *self._label_shifts(found)],
+            "ood": self._ood(found),
+            "pruning": {by: self._pruned(by) for by in self.criteria},
+            "explanation": self._explained() if self.settings.explained else {},
+            "costs": self._costs(),
+        }
+        self._next("done")
+        return result
+
+    def _costs(self) -> dict[str, Any]:
+        self._next("cost")
+        x, _ = next(self._batches(self.test))
+        found = costs_of(self.bnn, x, samples=self.settings.samples, rule=self.settings.rule)
+        one_pass = count_flops(self.bnn, x, 1, self.bnn.trained_rule)  # a training pass, whatever rule predicts
+        work = one_pass.effective * (self.bnn.members or 1) / found.examples
+        return {**asdict(found), "ratios": found.ratios(), "train_flops": work}
+
+    def _batches(self, dataset: Dataset[Any], limit: int | None = None, normalize: bool = True) -> Iterator[Any]:
+        """Yield batches in a fixed order, of at most `limit` examples chosen by the seed."""
+        return Batches(
+            some(dataset, limit, self.settings.seed),
+            batch_size(self.data.input_shape),
+            device=self.bnn.device,
+            shuffle=False,
+            normalize=self.data.normalize if normalize else None,
+            workers=self.workers,
+            dtype=input_dtype(self.bnn),
+        ).epoch()
+
+    def _predictions(self, batches: Iterable[Any], bnn: BayesianModel | None = None) -> Iterator[tuple[Any, Tensor]]:
+        settings = self.settings
+        return predictions(bnn or self.bnn, batches, samples=settings.samples, rule=settings.rule, seed=settings.seed)
+
+    def _scores(self, details: bool = False) -> Scores:
+        return Scores(ignored(self.bnn), self.data.target_std, details=details, alone=True)
+
+    # -- shift --------------------------------------------------------------------------------------------------------
+
+    def _read_once(self) -> list[Any] | None:
+        """Read the examples to shift, or return None if they are too large to keep in memory."""
+        cached, size = [], 0
+        for batch in self._batches(self.test, self.settings.shift_examples, normalize=False):
+            cached.append(batch)
+            size += sum(tensor.nbytes for tensor in tensors_of(batch))
+            if size > _CACHED_BYTES:
+                return None
+        return cached
+
+    def _to_shift(self) -> Iterable[tuple[Any, Tensor]]:
+        if self.cached is not None:
+            return self.cached
+        return self._batches(self.test, self.settings.shift_examples, normalize=False)
+
+    def _shifts(self) -> Iterator[dict[str, Any]]:
+        for level in self.levels:
+            self._next(f"{level.name.replace('_', ' ')} {level.level:g}")
+            scores = self._scores()
+            for prediction, y in self._predictions(self._shifted(level)):
+                scores.update(prediction, y)
+            yield {"family": level.family, "name": level.name, "level": level.level, "scores": scores.compute()}
+
+    def _shifted(self, level: Level) -> Iterator[tuple[Tensor, Tensor]]:
+        """Shift images before normalization, and other inputs as they are."""
+        for number, (x, y) in enumerate(self._to_shift()):
+            generator = torch.Generator().manual_seed(mix(self.settings.seed, number))
+            if x.dtype == torch.uint8:
+                x = x / 255
+            x = level.change(x, generator)
+            x = self.data.normalize(x) if self.data.normalize and x.dim() == 4 else x
+            yield x.to(dtype=input_dtype(self.bnn)), y
+
+    def _label_shifts(self, found: Any) -> Iterator[dict[str, Any]]:
+        """Score the same predictions under other class proportions."""
+        if "labels" not in self.settings.shifts or not isinstance(found, ClassOutcome):
+            return
+        for concentration in _CONCENTRATIONS:
+            generator = torch.Generator().manual_seed(mix(self.settings.seed))
+            scores = self._scores()
+            scores.take(found.rows(label_shift(found.labels, generator, concentration)))
+            yield {"family": "labels", "name": "labels", "level": concentration, "scores": scores.compute()}
+
+    # -- pruning and explanations -------------------------------------------------------------------------------------
+
+    def _pruned(self, by: str) -> list[dict[str, float]]:
+        """Score the model on unshifted examples, with more and more weights set to zero."""
+        self._next(f"pruning by {by}")
+        points = []
+        for share in SHARES:
+            scores, batches = self._scores(), self._batches(self.test, self.settings.shift_examples)
+            for prediction, y in self._predictions(batches, prune(self.bnn, share, by)):
+                scores.update(prediction, y)
+            points.append({"share": share, **scores.compute()})
+        return points
+
+    def _explained(self) -> dict[str, float]:
+        self._next("explanations")
+        settings, batches = self.settings, self._batches(self.test, self.settings.explained)
+        target = 0 if self.data.task == "regression" else None  # the first output, or the predicted class
+        return explanation_scores(
+            self.bnn, batches, target=target, samples=settings.samples, rule=settings.rule, seed=settings.seed
+        )
+
+    # -- out-of-distribution data -------------------------------------------------------------------------------------
+
+    def _ood(self, inside: Any) -> dict[str, Any]:
+        if self.ood and not isinstance(inside, ClassOutcome):
+            raise LeanBayesError("Only a model that predicts classes can detect OOD data: remove ood=.")
+        result = {}
+        for name, dataset in self.ood.items():
+            self._next(name)
+            batches = self._batches(dataset, self.settings.ood_examples)
+            known = _uncertainties([inside])
+            unknown = _uncertainties(prediction for prediction, _ in self._predictions(batches))
+            result[name] = {
+                "examples": len(unknown["entropy"]),
+                "by": {measure: detection_scores(known[measure], unknown[measure]) for measure in known},
+                "entropy": histogram(unknown["entropy"], entropy_edges(inside.probs.shape[-1])),
+            }
+        return result
+
+
+def _can_be_pruned(bnn: BayesianModel, by: str) -> bool:
+    try:
+        prune(bnn, 0.0, by)
+    except LeanBayesError:  # there are no weights, or they have no std
+        return False
+    return True
+
+
+def _uncertainties(predicted: Iterable[Any]) -> dict[str, Tensor]:
+    """Return three measures of uncertainty, each for all examples."""
+    parts = [(-one.confidence, one.entropy, one.mutual_information) for one in predicted]
+    names = ("max_probability", "entropy", "mutual_information")
+    return {name: torch.cat(of).cpu() for name, of in zip(names, zip(*parts, strict=True), strict=True)}
+
+
+def some(dataset: Dataset[Any], limit: int | None, seed: int) -> Dataset[Any]:
+    """Return at most `limit` examples, chosen at random, in their original order."""
+    total = check_map_style(dataset)
+    if limit is None or limit >= total:
+        return dataset
+    chosen = torch.randperm(total, generator=torch.Generator().manual_seed(mix(seed)), device="cpu")[:limit]
+    return Subset(dataset, sorted(chosen.tolist()))
+
+
+def batch_size(input_shape: Sequence[int]) -> int:
+    """Return the number of examples to predict at once."""
+    pixels = math.prod(input_shape[1:]) if len(input_shape) == 3 else 1
+    return max(1, min(BATCH, PIXELS // pixels))

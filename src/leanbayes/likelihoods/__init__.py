@@ -1,0 +1,20 @@
+"""Likelihoods p(y | network output): how a loss is computed, and what a prediction is."""
+
+from leanbayes.likelihoods.base import Likelihood, NegativeLogLikelihood
+from leanbayes.likelihoods.bernoulli import Bernoulli
+from leanbayes.likelihoods.categorical import Categorical
+from leanbayes.likelihoods.predictive import BinaryPrediction, ClassPrediction, Prediction, RegressionPrediction
+from leanbayes.likelihoods.regression import Gaussian, HeteroscedasticGaussian
+
+__all__ = [
+    "Bernoulli",
+    "BinaryPrediction",
+    "Categorical",
+    "ClassPrediction",
+    "Gaussian",
+    "HeteroscedasticGaussian",
+    "Likelihood",
+    "NegativeLogLikelihood",
+    "Prediction",
+    "RegressionPrediction",
+]

@@ -1,0 +1,121 @@
+"""The base class of likelihoods p(y | network output), and helpers that several of them use."""
+
+from typing import TYPE_CHECKING, Any, Generic, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from leanbayes.errors import LeanBayesError
+from leanbayes.likelihoods.accumulators import Accumulator
+from leanbayes.likelihoods.expectations import LOGIT_SAMPLES
+from leanbayes.likelihoods.predictive import Prediction
+from leanbayes.rules.moments.value import Moments
+
+if TYPE_CHECKING:
+    from typing_extensions import TypeVar  # its default lets `BayesianModel` stand for a model of any likelihood
+
+    P = TypeVar("P", bound=Prediction, default=Any)
+else:
+    from typing import TypeVar
+
+    P = TypeVar("P", bound=Prediction)
+
+_LEAST_VARIANCE = 1e-3  # of a probability, when a Gaussian scores the labels
+
+
+class Likelihood(nn.Module, Generic[P]):
+    """The base class of likelihoods: how a loss is computed from outputs, and what a prediction is.
+
+    Attributes:
+        settings: The arguments that rebuild the likelihood from a file.
+        has_logits: Whether the outputs are logits, so that predictions have probabilities.
+    """
+
+    settings: dict[str, Any]
+    has_logits: bool = False
+
+    def nll(self, output: Tensor | Moments, y: Tensor, key: Tensor | None = None) -> "NegativeLogLikelihood":
+        """Return the negative log-likelihood of a batch, or its expectation if the outputs are `Moments`."""
+        return self.expected_nll(output, y, key) if isinstance(output, Moments) else self.output_nll(output, y)
+
+    def output_nll(self, output: Tensor, y: Tensor) -> "NegativeLogLikelihood":
+        """Return the negative log-likelihood of a batch, given its outputs."""
+        raise NotImplementedError  # abstract
+
+    def expected_nll(
+        self, output: Moments, y: Tensor, key: Tensor | None = None, samples: int = LOGIT_SAMPLES
+    ) -> "NegativeLogLikelihood":
+        """Return the expected negative log-likelihood under independent outputs N(loc, variance).
+
+        Args:
+            output: Mean and variance of the outputs.
+            y: The labels.
+            key: The key of the noise, for likelihoods that have to sample. Without one, the noise is always the same.
+            samples: The number of samples, for likelihoods that have to sample.
+        """
+        raise NotImplementedError  # abstract
+
+    def gaussian_nll(self, output: Moments, y: Tensor) -> "NegativeLogLikelihood":
+        """Score the labels under a Gaussian with the moments of the prediction (VDP, equation 11)."""
+        raise NotImplementedError  # abstract
+
+    def predict_moments(self, output: Moments) -> P:
+        """Return the prediction for outputs N(loc, variance). It is deterministic."""
+        raise NotImplementedError  # abstract
+
+    def logits(self, values: Tensor) -> Tensor | None:
+        """Reshape logits, or values of their shape, to (outcomes, classes). Return None if outputs are not logits."""
+        return None
+
+    def label_probs(self, y: Tensor, output: Tensor) -> Tensor:
+        """Return labels as probabilities of the same shape as `logits`; the row of an ignored label is 0."""
+        raise NotImplementedError  # abstract
+
+    def check_shape(self, output: Tensor, y: Tensor) -> None:
+        """Raise an error if the shape or dtype of the labels does not fit the outputs. Needs no synchronization."""
+        raise NotImplementedError  # abstract
+
+    def check_values(self, output: Tensor, y: Tensor) -> None:
+        """Raise an error for impossible labels. It reads their values, which synchronizes a GPU."""
+
+    def accumulator(self) -> Accumulator:
+        """Return an accumulator that turns the outputs of several samples into a prediction."""
+        raise NotImplementedError  # abstract
+
+
+class NegativeLogLikelihood(NamedTuple):
+    """The sum over a batch, and the number of observations in it (examples, or labeled pixels)."""
+
+    total: Tensor
+    observations: Tensor | int
+
+
+def as_float(tensor: Tensor) -> Tensor:
+    """Convert half precision to single precision. Double precision stays."""
+    return tensor.float() if tensor.dtype in (torch.float16, torch.bfloat16) else tensor
+
+
+def mean_and_variance(output: Moments) -> tuple[Tensor, Tensor]:
+    """Return mean and variance in at least single precision."""
+    loc = as_float(output.loc)
+    return loc, output.variance.to(loc.dtype).expand_as(loc)
+
+
+def single(output: Moments) -> Moments:
+    """Return moments whose mean has at least single precision."""
+    return output.like(as_float(output.loc), output.independent, output.common, output.grid)
+
+
+def label_density(mean: Tensor, variance: Tensor, y: Tensor) -> Tensor:
+    """Return ½[(y - m)²/v + log v]. v has a floor, because the loss of a wrong label is unbounded as v goes to 0."""
+    variance = variance.clamp_min(_LEAST_VARIANCE)
+    return 0.5 * ((y - mean).square() / variance + variance.log())
+
+
+def check_same_shape(mean: Tensor, y: Tensor) -> None:
+    """Raise an error if targets and outputs differ in shape."""
+    if mean.shape != y.shape:
+        raise LeanBayesError(
+            f"Targets of shape {tuple(y.shape)} do not fit outputs of shape {tuple(mean.shape)}: reshape one of them "
+            "(a missing last dimension is the usual cause)."
+        )

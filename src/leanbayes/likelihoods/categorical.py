@@ -1,0 +1,128 @@
+"""Classification: classes from logits."""
+
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from leanbayes.core import noise
+from leanbayes.core.config import configurable
+from leanbayes.errors import LeanBayesError
+from leanbayes.likelihoods.accumulators import Accumulator, ProbabilityAccumulator
+from leanbayes.likelihoods.base import (
+    Likelihood,
+    NegativeLogLikelihood,
+    as_float,
+    label_density,
+    mean_and_variance,
+    single,
+)
+from leanbayes.likelihoods.expectations import LOGIT_SAMPLES, expected_cross_entropy, softmax_means
+from leanbayes.likelihoods.predictive import ClassPrediction, Prediction
+from leanbayes.rules.moments.value import Moments
+
+
+@configurable
+class Categorical(Likelihood[ClassPrediction]):
+    """Classes from logits, (batch, classes), or (batch, classes, height, width) for dense prediction.
+
+    An observation is a labeled position. So a dense loss has the scale of the usual cross-entropy, and the KL is
+    divided by the number of labeled positions in the data set.
+
+    Args:
+        ignore_index: Labels with this value do not count.
+        class_dim: The dimension of the outputs that counts classes.
+
+    Example:
+        >>> bnn = lb.bayesianize(segmentation_network, lb.MeanField(), likelihood=lb.Categorical(ignore_index=255))
+    """
+
+    has_logits = True
+
+    def __init__(self, ignore_index: int = -100, class_dim: int = 1) -> None:
+        super().__init__()
+        self.settings = {"ignore_index": ignore_index, "class_dim": class_dim}
+        self.ignore_index, self.class_dim = ignore_index, class_dim
+
+    def output_nll(self, output: Tensor, y: Tensor) -> NegativeLogLikelihood:
+        """Return the cross-entropy, summed over the labeled positions."""
+        logits = as_float(output).movedim(self.class_dim, 1)
+        total = F.cross_entropy(logits, y, ignore_index=self.ignore_index, reduction="sum")
+        return NegativeLogLikelihood(total, self._observations(y))
+
+    def _observations(self, y: Tensor) -> Tensor:
+        labeled = (y != self.ignore_index).sum()
+        # A batch without labels has no loss, and its KL is weighted as if all positions were labeled.
+        return torch.where(labeled > 0, labeled, y.numel())
+
+    def expected_nll(
+        self, output: Moments, y: Tensor, key: Tensor | None = None, samples: int = LOGIT_SAMPLES
+    ) -> NegativeLogLikelihood:
+        """Return the expected cross-entropy, from samples of the logits."""
+        loc, variance = (part.movedim(self.class_dim, -1) for part in mean_and_variance(output))
+        key = noise.make_key(0, device=loc.device) if key is None else key
+        labeled = y != self.ignore_index
+        total = expected_cross_entropy(loc, variance, y.where(labeled, 0), labeled, key, samples)
+        return NegativeLogLikelihood(total, self._observations(y))
+
+    def gaussian_nll(self, output: Moments, y: Tensor) -> NegativeLogLikelihood:
+        """Score one-hot labels by the mean and variance of the probabilities."""
+        probs = single(output).softmax(self.class_dim)
+        mean, variance = (part.movedim(self.class_dim, -1) for part in mean_and_variance(probs))
+        labeled = y != self.ignore_index
+        target = torch.zeros_like(mean).scatter(-1, y.where(labeled, 0).unsqueeze(-1), 1.0)
+        total = (label_density(mean, variance, target).sum(-1) * labeled).sum()
+        return NegativeLogLikelihood(total, self._observations(y))
+
+    def predict_moments(self, output: Moments) -> ClassPrediction:
+        """Average the softmax over fixed samples of the logits."""
+        loc, variance = (part.movedim(self.class_dim, -1) for part in mean_and_variance(output))
+        probs, entropy = softmax_means(loc, variance)
+        margin_std = None
+        if output.common is None:  # logits are independent
+            two = loc.topk(min(2, loc.shape[-1]), -1).indices
+            margin_std = variance.gather(-1, two).sum(-1).sqrt()
+        return ClassPrediction(1, None, probs.movedim(-1, self.class_dim), entropy, self.class_dim, margin_std)
+
+    def logits(self, values: Tensor) -> Tensor:
+        """Move the classes to the last dimension."""
+        values = values.movedim(self.class_dim, -1)
+        return values.reshape(-1, values.shape[-1])
+
+    def label_probs(self, y: Tensor, output: Tensor) -> Tensor:
+        """Return one-hot labels."""
+        labeled = (y != self.ignore_index).flatten()
+        probs = F.one_hot(y.flatten().where(labeled, 0), output.shape[self.class_dim])
+        return (probs * labeled[:, None]).to(output.dtype)
+
+    def check_shape(self, output: Tensor, y: Tensor) -> None:
+        """Check that there is one integer per position."""
+        positions = output.movedim(self.class_dim, -1).shape[:-1]
+        if y.dtype != torch.long or y.shape != positions:
+            raise LeanBayesError(
+                f"Labels must be int64 class indices of shape {tuple(positions)}, but are {y.dtype} of shape "
+                f"{tuple(y.shape)}: convert them, or set class_dim."
+            )
+
+    def check_values(self, output: Tensor, y: Tensor) -> None:
+        """Check that labels are in the range of the classes."""
+        classes = output.shape[self.class_dim]
+        counted = y[y != self.ignore_index]
+        if counted.numel() and (counted.min() < 0 or counted.max() >= classes):
+            wrong = counted[(counted < 0) | (counted >= classes)][0].item()
+            raise LeanBayesError(
+                f"The label {wrong} is out of range for {classes} classes (0 to {classes - 1}): fix the labels, "
+                "set ignore_index, or widen the network's output."
+            )
+
+    def accumulator(self) -> Accumulator:
+        """Average the softmax."""
+        dim = self.class_dim
+
+        def kind(**fields: Any) -> Prediction:
+            return ClassPrediction(class_dim=dim, **fields)
+
+        return ProbabilityAccumulator(
+            lambda output: as_float(output).softmax(dim), lambda probs: torch.special.entr(probs).sum(dim), kind
+        )

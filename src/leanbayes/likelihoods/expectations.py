@@ -1,0 +1,149 @@
+"""Expectations under Gaussian outputs z ~ N(m, v): quadrature of functions of one output, samples for a softmax.
+
+Gradients are those of the expectation itself (Bonnet and Price), not of one sample m + √v·ε:
+
+    ∂/∂m E f(z) = E f'(z),      ∂/∂v E f(z) = ½ E f''(z),
+
+so they are finite and correct at v = 0, and their noise does not grow as v shrinks.
+"""
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+from leanbayes.core import noise
+from leanbayes.errors import LeanBayesError
+
+LOGIT_SAMPLES = 8  # per training step
+PREDICTION_SAMPLES = 128
+_NODES, _REACH = 65, 8.0  # 1e-15 of a Gaussian is beyond 8 standard deviations
+_ELEMENTS = 1 << 22  # processed at once
+_STREAM = 1 << 20  # noise stream of the logits; those of layers count from 1
+
+Functions = Callable[[Tensor], tuple[Tensor, ...]]
+
+
+def gaussian_means(functions: Functions, loc: Tensor, variance: Tensor) -> list[Tensor]:
+    """Return the mean of each elementwise function of z ~ N(loc, variance).
+
+    It uses the trapezoidal rule over ±8 standard deviations. For softplus the error is 1e-11 up to a std of 3 and
+    1e-4 at a std of 10; Gauss-Hermite quadrature with as many nodes has 1e-7 and 2e-3.
+    """
+    nodes = torch.linspace(-_REACH, _REACH, _NODES, dtype=loc.dtype, device=loc.device)
+    weights = torch.softmax(-0.5 * nodes.square(), 0)
+    std, column = _root(variance), (-1, *[1] * loc.dim())
+    sums: list[Tensor] = []
+    for x, w in zip(*(_chunks(part.view(column), loc.numel()) for part in (nodes, weights)), strict=True):
+        parts = [(w * value).sum(0) for value in functions(loc + std * x)]
+        sums = [total + part for total, part in zip(sums, parts, strict=True)] if sums else parts
+    return sums
+
+
+def _root(variance: Tensor) -> Tensor:
+    return variance.clamp_min(0).sqrt()
+
+
+def _chunks(values: Tensor, size: int) -> tuple[Tensor, ...]:
+    """Split along the first dimension, so that each part times `size` is a bounded number of elements."""
+    return values.split(max(1, _ELEMENTS // max(size, 1)))
+
+
+class _Expectation(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, loc: Tensor, variance: Tensor, functions: Functions) -> Tensor:
+        value, first, second = gaussian_means(functions, loc, variance)
+        ctx.save_for_backward(first, 0.5 * second)
+        return value
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        first, half_second = ctx.saved_tensors
+        return grad * first, grad * half_second, None
+
+
+def expect(functions: Functions, loc: Tensor, variance: Tensor) -> Tensor:
+    """Return E f(z), elementwise, where `functions` returns f, f' and f''. It is differentiable in both moments."""
+    return _Expectation.apply(loc, variance, functions)
+
+
+def softplus(z: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Return log(1 + exp z) and its two derivatives."""
+    probs = z.sigmoid()
+    return -F.logsigmoid(-z), probs, probs * (1 - probs)
+
+
+class _ExpectedCrossEntropy(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any, loc: Tensor, variance: Tensor, y: Tensor, counted: Tensor, key: Tensor, samples: int
+    ) -> Tensor:
+        std, index = _root(variance), y.unsqueeze(-1)
+        total = torch.zeros((), dtype=loc.dtype, device=loc.device)
+        first, second = torch.zeros_like(loc), torch.zeros_like(loc)
+        for epsilon in _pairs_of_noise(loc, key, samples):
+            log_probs = (loc + std * epsilon).log_softmax(-1)
+            total = total - (log_probs.gather(-1, index.expand(len(epsilon), *index.shape)).squeeze(-1) * counted).sum()
+            probs = log_probs.exp()
+            first += probs.sum(0)
+            second += (probs * (1 - probs)).sum(0)
+        first = first / samples - torch.zeros_like(loc).scatter(-1, index, 1.0)
+        ctx.save_for_backward(first * counted.unsqueeze(-1), second * (0.5 / samples) * counted.unsqueeze(-1))
+        return total / samples
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        first, half_second = ctx.saved_tensors
+        return grad * first, grad * half_second, None, None, None, None
+
+
+def _pairs_of_noise(loc: Tensor, key: Tensor, samples: int) -> Iterator[Tensor]:
+    """Yield noise of shape (n, *loc.shape), each sample with its negative: all at once, or in pairs for maps."""
+    pairs = (samples + 1) // 2
+    if loc.dim() == 2:
+        epsilon = noise.normal(loc.new_empty((pairs, *loc.shape)), key, _STREAM)
+        yield torch.cat([epsilon, -epsilon])[:samples]
+        return
+    for number in range(pairs):
+        epsilon = noise.normal(loc, key, _STREAM + number)
+        yield torch.stack([epsilon, -epsilon])[: samples - 2 * number]
+
+
+def expected_cross_entropy(
+    loc: Tensor, variance: Tensor, y: Tensor, counted: Tensor, key: Tensor, samples: int = LOGIT_SAMPLES
+) -> Tensor:
+    """Return the sum of E[-log softmax(z)_y] over the counted positions, from samples z ~ N(loc, variance).
+
+    Classes are the last dimension. Loss and gradients are unbiased and use the same samples.
+    """
+    return _ExpectedCrossEntropy.apply(loc, variance, y, counted, key, samples)
+
+
+def logit_noise(classes: int, samples: int = PREDICTION_SAMPLES) -> Tensor:
+    """Return the fixed noise of the logits that every prediction uses: (samples, classes), in double precision.
+
+    The second half is the negative of the first, so each class has exactly mean 0 and variance 1.
+    """
+    if samples < 2 or samples % 2:
+        raise LeanBayesError(f"samples={samples} must be even and at least 2: each sample comes with its negative.")
+    generator = torch.Generator().manual_seed(0)
+    half = torch.randn(samples // 2, classes, generator=generator, dtype=torch.float64, device="cpu")
+    half = half / half.square().mean(0).sqrt()
+    return torch.cat([half, -half])
+
+
+def softmax_means(loc: Tensor, variance: Tensor) -> tuple[Tensor, Tensor]:
+    """Return E softmax(z) and its expected entropy over the last dimension, with noise that all examples share."""
+    std, classes = _root(variance), loc.shape[-1]
+    epsilons = logit_noise(classes).to(loc).view(-1, *[1] * (loc.dim() - 1), classes)
+    probs, entropy = torch.zeros_like(loc), torch.zeros_like(loc[..., 0])
+    for epsilon in _chunks(epsilons, loc.numel()):
+        sampled = (loc + std * epsilon).softmax(-1)
+        probs += sampled.sum(0)
+        entropy += torch.special.entr(sampled).sum((0, -1))
+    return probs / len(epsilons), entropy / len(epsilons)

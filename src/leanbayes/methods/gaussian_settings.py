@@ -1,0 +1,56 @@
+"""What methods with Gaussian weights have in common: the checks of their settings, and the initial μ and σ."""
+
+import math
+from typing import Literal, get_args
+
+import torch
+from torch import Tensor
+
+from leanbayes.core.layout import Layout
+from leanbayes.errors import LeanBayesError
+from leanbayes.posteriors import MeanFieldPosterior
+from leanbayes.priors import Normal, Prior, layer_stds
+from leanbayes.rules import get_rule
+
+_SMALLEST_STD = 1e-8  # for a deterministic weight; softplus cannot be 0
+
+
+EngineName = Literal["backprop", "ivon"]
+
+
+def check_gaussian_settings(prior: Prior, init_std: float, rule: str, samples: int, engine: str = "backprop") -> None:
+    """Raise an error for a setting that no posterior can be made with."""
+    if not (math.isfinite(init_std) and init_std > 0):
+        raise LeanBayesError(f"init_std={init_std} must be a positive number.")
+    if samples < 1:
+        raise LeanBayesError(f"samples={samples} must be at least 1.")
+    if isinstance(prior, type) or not hasattr(prior, "bind"):
+        raise LeanBayesError("prior must be an instance such as lb.Normal(0.1).")
+    if engine not in get_args(EngineName):
+        raise LeanBayesError(f"engine={engine!r} is unknown: use one of {', '.join(map(repr, get_args(EngineName)))}.")
+    if engine == "ivon" and not isinstance(prior, Normal):
+        raise LeanBayesError(f"engine='ivon' needs a Gaussian prior, not {prior!r}: use lb.Normal(), or 'backprop'.")
+    get_rule(rule)
+
+
+def initial_posterior(
+    layout: Layout, mean: Tensor, variance: Tensor | None, prior: Prior, init_std: float, relative: bool
+) -> MeanFieldPosterior:
+    """Return the posterior that training starts from.
+
+    Args:
+        layout: The place of each parameter in the flat vector.
+        mean: The flat weights, which become μ.
+        variance: The variances of an earlier posterior, which become σ², nan if a weight had none, or None.
+        prior: The prior.
+        init_std: The σ of weights without an earlier variance.
+        relative: Whether init_std is a fraction of the std of each layer's weights.
+    """
+    if relative:
+        stds = [init_std * std for std in layer_stds(layout, mean)]
+        std = layout.expand(torch.tensor(stds, dtype=mean.dtype, device=mean.device))
+    else:
+        std = torch.full_like(mean, init_std)
+    if variance is not None:
+        std = torch.where(variance.isnan(), std, variance.sqrt().clamp_min(_SMALLEST_STD))
+    return MeanFieldPosterior(layout, mean, std, prior.bind(layout, mean))

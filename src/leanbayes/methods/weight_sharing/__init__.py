@@ -1,0 +1,1 @@
+"""Stochastic weight sharing (2DGBNN, Lin et al. 2025)."""

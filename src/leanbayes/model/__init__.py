@@ -1,0 +1,1 @@
+"""`BayesianModel`, `bayesianize`, the ELBO, `predict`, and the base class of methods."""

@@ -1,0 +1,31 @@
+"""What one forward pass does, and networks whose randomness is not in their weights."""
+
+from typing import Any, NamedTuple
+
+from torch import Tensor, nn
+
+
+class Draw(NamedTuple):
+    """What one forward pass does: the key of its noise, its number among several, and whether it returns the KL."""
+
+    key: Tensor
+    number: int = 0
+    with_kl: bool = False
+
+
+class StochasticNetwork(nn.Module):
+    """A network whose randomness is not in its weights: it is called with the `Draw` before the inputs."""
+
+    members: int | None = None  # how many distinct samples there are, if they can be counted
+
+    def forward(self, draw: Draw | None, *args: Any, **kwargs: Any) -> Any:
+        """Run the network with the noise of `draw`, or without noise for None."""
+        raise NotImplementedError  # abstract
+
+    def plain(self) -> nn.Module:
+        """Return the network without randomness."""
+        raise NotImplementedError  # abstract
+
+    def described_network(self) -> nn.Module:
+        """Return a network whose `forward` has the arguments of this one."""
+        return next(iter(self.children()))

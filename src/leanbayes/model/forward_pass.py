@@ -1,0 +1,342 @@
+"""The forward pass of a network whose weights come from a posterior.
+
+For one pass the network's own modules see the values that the rule gives in place of their parameters, and afterwards
+None again.
+"""
+
+import contextlib
+import inspect
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, Self
+
+import torch
+from torch import Tensor, nn
+
+from leanbayes.core import checkpointing, noise
+from leanbayes.core.layout import Layout
+from leanbayes.core.locks import ModelLock
+from leanbayes.core.network import places, quiet_recurrent_layers
+from leanbayes.core.tensor_like import explained_casts
+from leanbayes.errors import LeanBayesError
+from leanbayes.model.draw import Draw, StochasticNetwork
+from leanbayes.model.method import Method
+from leanbayes.posteriors import Posterior
+from leanbayes.rules import PassContext, Rule
+
+
+class _Forward:
+    """The `forward` of one model. `inspect.signature` finds the arguments of its network, as some trainers need."""
+
+    def __init__(self, model: "PosteriorNetwork") -> None:
+        self._model = model
+
+    @property
+    def __signature__(self) -> inspect.Signature:
+        network = self._model.network
+        if isinstance(network, StochasticNetwork):
+            network = network.described_network()
+        return inspect.signature(network.forward)
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return PosteriorNetwork.forward(self._model, *args, **kwargs)
+
+
+class PosteriorNetwork(nn.Module):
+    """A network whose weights come from a posterior by a rule. `BayesianModel` is one, and adds what users call."""
+
+    def __init__(self, network: nn.Module, posterior: Posterior, method: Method, seed: int) -> None:
+        super().__init__()
+        self.network = network
+        self.posterior = posterior
+        self.noise = noise.NoiseStream(seed)
+        self.method = method
+        self._frozen_key: Tensor | None = None
+        self._values: Sequence[Any] | None = None  # the current values in the places of the parameters
+        self._block_draw: Draw | None = None  # inside `drawn`
+        self._lock = ModelLock()
+        self.moment_scale: tuple[float, float] = (1.0, 1.0)
+        self.batch_first = all(getattr(module, "batch_first", True) for module in network.modules())
+        # One empty buffer per dtype of the network: it follows .to(dtype), and says which dtype a weight must have now.
+        dtypes = sorted({slot.dtype for slot in self.layout}, key=str)
+        for number, dtype in enumerate(dtypes):
+            self.register_buffer(f"_dtype_{number}", torch.empty(0, dtype=dtype), persistent=False)
+        self._slot_dtypes = [f"_dtype_{dtypes.index(slot.dtype)}" for slot in self.layout]
+        self._places = [places(network, slot.names) for slot in self.layout]
+        last = self._places[-1][0][0] if self._places else None  # outputs of dense prediction have pixels
+        self.dense_output = isinstance(last, nn.modules.conv._ConvNd)
+        self._recurrent = any(isinstance(module, nn.RNNBase) for module in network.modules())
+        self.forward = _Forward(self)  # type: ignore[method-assign]
+        self.rule = method.rule
+
+    @property
+    def layout(self) -> Layout:
+        """The place of each Bayesian parameter in the flat vector."""
+        return self.posterior.layout
+
+    @property
+    def rule(self) -> str:
+        """The name of the current rule. Assign a name, or a rule with its own settings, to change it."""
+        return self._rule.name
+
+    @rule.setter
+    def rule(self, rule: str | Rule) -> None:
+        made = self.method.make_rule(rule)
+        made.check(self.posterior)
+        for name, make in made.buffers().items():
+            if not hasattr(self, f"_{name}"):
+                self.register_buffer(f"_{name}", make().to(self.device), persistent=False)
+        self._rule = made
+
+    @property
+    def moment_layers(self) -> dict[str, Tensor]:
+        """The corrections of layers in one-pass prediction, by the names of their weights: (3, channels) each.
+
+        The rows are the gain of the mean, its shift in units of the std, and the factor of the variance. Assign other
+        corrections to change them, or an empty dict to remove them.
+        """
+        found = zip(self.layout, self._corrections(), strict=True)
+        return {slot.name: correction for slot, correction in found if correction is not None}
+
+    @moment_layers.setter
+    def moment_layers(self, corrections: Mapping[str, Tensor]) -> None:
+        names = [slot.name for slot in self.layout]
+        unknown = [name for name in corrections if name not in names]
+        if unknown:
+            raise LeanBayesError(f"{unknown[0]!r} is not a Bayesian parameter of this model, so it has no correction.")
+        for number, name in enumerate(names):
+            if hasattr(self, f"_correction_{number}"):
+                delattr(self, f"_correction_{number}")
+            if name in corrections:
+                correction = corrections[name].detach().to(self.device, torch.float32, copy=True)
+                self.register_buffer(f"_correction_{number}", correction, persistent=False)
+
+    def _corrections(self) -> list[Tensor | None]:
+        return [getattr(self, f"_correction_{number}", None) for number in range(len(self.layout))]
+
+    @property
+    def values(self) -> Sequence[Any]:
+        """What the network has in place of its parameters inside `drawn`, one value per slot; else nothing."""
+        return self._values or ()
+
+    @property
+    def current_rule(self) -> Rule:
+        """The current rule with its settings."""
+        return self._rule
+
+    @property
+    def noise_per_example(self) -> bool:
+        """Whether each example of a batch has its own noise."""
+        return self._rule.per_example or isinstance(self.network, StochasticNetwork)
+
+    @property
+    def convolves(self) -> bool:
+        """Whether many positions of an input share Bayesian weights, and so their noise."""
+        modules = (module for places_of_slot in self._places for module, _ in places_of_slot)
+        return any(isinstance(module, nn.modules.conv._ConvNd) for module in modules)
+
+    @property
+    def class_dim(self) -> int | None:
+        """The dimension of the outputs that counts classes, or None if they are not logits of classes."""
+        return None
+
+    @property
+    def members(self) -> int | None:
+        """The number of distinct samples, if they can be counted, as in an ensemble."""
+        return self.network.members if isinstance(self.network, StochasticNetwork) else None
+
+    @property
+    def device(self) -> torch.device:
+        """The device of the model."""
+        return self.noise.state.device
+
+    def forward(self, *args: Any, _draw: Draw | None = None, **kwargs: Any) -> Any:
+        """Run the network with one sample of the weights. With `_draw.with_kl`, return (output, KL).
+
+        Inside `drawn`, the sample is the one that the block keeps.
+        """
+        with self._alone():
+            if _draw is None and self._block_draw is not None:
+                return self._call_network(self._block_draw, *args, **kwargs)
+            draw = self._any_draw() if _draw is None else _draw
+            before = self._values
+            try:
+                kl = self._install(draw)
+                output = self._call_network(draw, *args, **kwargs)
+            finally:
+                self._put(before)
+            return (output, kl) if draw.with_kl else output
+
+    def _alone(self) -> contextlib.AbstractContextManager[None]:
+        """Keep other threads out of a block: weights, rule and mode are attributes of modules that threads share."""
+        return contextlib.nullcontext() if torch.compiler.is_compiling() else self._lock
+
+    def _any_draw(self, generator: torch.Generator | None = None) -> Draw:
+        """Return the next draw; its key selects the member of an ensemble."""
+        draw = self.next_draw(generator)
+        return draw if self.members is None else draw._replace(number=int(draw.key.sum()) % self.members)
+
+    def next_draw(self, generator: torch.Generator | None = None, number: int = 0, with_kl: bool = False) -> Draw:
+        """Return the next draw. Its key is the frozen one, or comes from the generator or the model's own stream."""
+        if self._frozen_key is not None:
+            key = self._frozen_key.to(self.device)
+        elif generator is not None:
+            key = noise.key_from(generator, self.device)
+        else:
+            key = self.noise.next(number)
+        return Draw(key, number, with_kl)
+
+    def _dtypes(self) -> list[torch.dtype]:
+        """Return the dtype that the weights of each slot must have now."""
+        return [getattr(self, name).dtype for name in self._slot_dtypes]
+
+    def _install(self, draw: Draw) -> Tensor | None:
+        if self._rule.needs_weights and not len(self.layout):
+            raise LeanBayesError(
+                f"{type(self.method).__name__} has no Bayesian weights, which the rule {self.rule!r} needs: "
+                'use bnn.using("sample").'
+            )
+        values, kl = self._rule.weights(self.posterior, draw.key, draw.with_kl)
+        self._put(self._cast(values))
+        return kl
+
+    def _cast(self, values: Sequence[Any]) -> list[Any]:
+        dtyped = zip(values, self._dtypes(), strict=True)
+        return [value if value.dtype == dtype else value.to(dtype) for value, dtype in dtyped]
+
+    def _put(self, values: Sequence[Any] | None) -> None:
+        """Put one value per slot, or None, in the places of the parameters."""
+        self._values = values
+        for number, places_of_slot in enumerate(self._places):
+            for module, attribute in places_of_slot:
+                setattr(module, attribute, None if values is None else values[number])
+
+    def _call_network(self, draw: Draw, *args: Any, **kwargs: Any) -> Any:
+        context = self.pass_context((args, kwargs))
+        self._rule.begin(self._values or (), context)
+        if isinstance(self.network, StochasticNetwork):
+            args = (draw if self._rule.random else None, *args)
+        if torch.compiler.is_compiling():
+            return self._rule.finish(self.network(*args, **kwargs), context)
+        with contextlib.ExitStack() as around:
+            around.enter_context(explained_casts())
+            if self._recurrent and self.device.type == "cuda":
+                around.enter_context(quiet_recurrent_layers())
+            if self._rule.needs_graph:
+                around.enter_context(torch.enable_grad())
+            if torch.is_grad_enabled():  # else nothing is recomputed
+                around.enter_context(checkpointing.running(self._snapshot))
+            return self._rule.finish(self.network(*args, **kwargs), context)
+
+    def _snapshot(self) -> checkpointing.Restore:
+        """Remember the weights and the position in the noise, for activation checkpointing."""
+        rule = self._rule
+        values = rule.copied(self._values or ())
+        position = rule.position(values)
+
+        @contextlib.contextmanager
+        def restore() -> Iterator[None]:
+            # Without the lock, which another thread may hold around the backward pass.
+            with self._holding(rule.copied(values)):
+                before = rule.position(values)
+                rule.move_to(values, position)
+                try:
+                    with checkpointing.running(self._snapshot):
+                        yield
+                finally:
+                    rule.move_to(values, before)
+
+        return restore
+
+    def pass_context(self, inputs: Any) -> PassContext:
+        """Return what the current rule may know about a call with these inputs."""
+        scale, corrections = (1.0, 1.0), self._corrections()
+        calibrated = self.moment_scale != scale or any([correction is not None for correction in corrections])
+        if calibrated and not self.training and self._rule.calibrated_like(self.method.make_rule("moments")):
+            scale = self.moment_scale
+        else:
+            corrections = []
+        return PassContext(
+            inputs,
+            training=self.posterior.training,
+            random=any(self.posterior.random_slots()),
+            batch_first=self.batch_first,
+            dense_output=self.dense_output,
+            output_scale=scale,
+            corrections=corrections,
+            buffers={name: getattr(self, f"_{name}") for name in self._rule.buffers()},
+            class_dim=self.class_dim,
+        )
+
+    @contextlib.contextmanager
+    def drawn(self, draw: Draw | None = None, generator: torch.Generator | None = None) -> Iterator[Callable[..., Any]]:
+        """Keep one sample of the weights in the network for a block, and yield a function that calls the network.
+
+        Inside the block `bnn(x)` uses that sample, and other methods of the network work too, for example under
+        `torch.no_grad()` `bnn.network.generate(...)`. `lb.elbo_loss` and `predict` draw their own samples.
+
+        Example:
+            >>> with torch.no_grad(), bnn.drawn() as call:
+            ...     first, second = call(x), call(x)  # the same weights in both calls
+        """
+        draw = self._any_draw(generator) if draw is None else draw
+        with self._alone(), explained_casts():
+            before, outer = self._values, self._block_draw
+            try:
+                self._install(draw)
+                self._block_draw = draw
+                yield lambda *args, **kwargs: self._call_network(draw, *args, **kwargs)
+            finally:
+                self._block_draw = outer
+                self._put(before)
+
+    @contextlib.contextmanager
+    def holding(self, weights: Tensor) -> Iterator[nn.Module]:
+        """Keep the given weights, one flat vector, in the network for a block, and yield the network."""
+        with self.with_values(self.layout.split(weights)) as network:
+            yield network
+
+    @contextlib.contextmanager
+    def with_values(self, values: Sequence[Any]) -> Iterator[nn.Module]:
+        """Keep the given values, one per slot, in the network for a block, and yield the network."""
+        with self._alone(), self._holding(values):
+            yield self.network
+
+    @contextlib.contextmanager
+    def _holding(self, values: Sequence[Any]) -> Iterator[None]:
+        before = self._values
+        try:
+            self._put(self._cast(values))
+            yield
+        finally:
+            self._put(before)
+
+    @contextlib.contextmanager
+    def using(self, rule: str | Rule) -> Iterator[Self]:
+        """Use another rule inside the block.
+
+        Example:
+            >>> with bnn.using("moments"):
+            ...     output = bnn(x)  # mean and variance in one pass
+        """
+        with self._alone():
+            before = self._rule
+            self.rule = rule
+            try:
+                yield self
+            finally:
+                self._rule = before
+
+    @contextlib.contextmanager
+    def frozen(self, seed: int) -> Iterator[Self]:
+        """Use the same noise, that of `seed`, in every pass inside the block.
+
+        Example:
+            >>> with bnn.frozen(0):
+            ...     assert torch.equal(bnn(x), bnn(x))
+        """
+        with self._alone():
+            before, self._frozen_key = self._frozen_key, noise.make_key(seed, device=self.device)
+            try:
+                yield self
+            finally:
+                self._frozen_key = before

@@ -1,0 +1,107 @@
+"""Gradients of the loss with respect to a flat vector of weights, including those that a sparse posterior omits."""
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from leanbayes.core.network import call_with, map_rows, output_tensor
+from leanbayes.errors import LeanBayesError
+from leanbayes.model.bayesian import BayesianModel
+
+_MOST_NUMBERS = 2**26  # of per-example gradients in memory at once
+
+
+def weight_gradient(bnn: BayesianModel, weights: Tensor, x: Any, y: Tensor) -> Tensor:
+    """Return ∂L/∂w of the mean NLL of a batch, at one flat vector of weights. The model does not change.
+
+    The network runs in its current mode, training or evaluation. Its buffers, such as BatchNorm's statistics, and the
+    global random state are restored, and no parameter's .grad changes.
+    """
+    counts: list[Tensor | int] = []
+
+    def loss(output: Tensor) -> Tensor:
+        total, observations = bnn.likelihood.nll(output, y)
+        counts.append(observations)
+        return total  # not the mean, whose gradient underflows more often in fp16
+
+    (gradient,) = gradients_of([loss], bnn, weights, x)
+    return gradient / counts[0]
+
+
+def gradients_of(
+    functions: Sequence[Callable[[Tensor], Tensor]], bnn: BayesianModel, weights: Tensor, x: Any
+) -> Iterator[Tensor]:
+    """Yield ∂/∂w of functions of the same outputs, at one flat vector of weights. The model does not change."""
+    before = [(buffer, buffer.clone()) for buffer in bnn.network.buffers()]
+    leaf = weights.detach().requires_grad_()
+    devices = [bnn.device] if bnn.device.type == "cuda" else []
+    try:
+        with torch.enable_grad(), torch.random.fork_rng(devices=devices), bnn.holding(leaf) as network:
+            output = output_tensor(call_with(network, x))
+            for number, function in enumerate(functions, start=1):
+                yield torch.autograd.grad(function(output), [leaf], retain_graph=number < len(functions))[0]
+    finally:
+        with torch.no_grad():
+            for buffer, value in before:
+                buffer.copy_(value)
+
+
+def mean_squared_gradient(
+    bnn: BayesianModel, weights: Tensor, batches: Iterable[tuple[Any, Tensor]], per_example: bool = False
+) -> Tensor:
+    """Return the mean of (∂L/∂w)² at one flat vector of weights.
+
+    L is the loss of a batch, whose gradient is cheap, or of one example (the diagonal of the empirical Fisher
+    information).
+    """
+    total, count = torch.zeros_like(weights), 0
+    for x, y in batches:
+        if per_example:
+            total += _squared_gradients(bnn, weights.detach(), x, y)
+            count += len(y)
+        else:
+            total += weight_gradient(bnn, weights, x, y).square()
+            count += 1
+    if not count:
+        raise no_batches()
+    return total / count
+
+
+def no_batches() -> LeanBayesError:
+    """Return the error for a sensitivity without data."""
+    return LeanBayesError("The sensitivity of weights needs data: pass training batches, or set training.batches.")
+
+
+def _squared_gradients(bnn: BayesianModel, weights: Tensor, x: Any, y: Tensor) -> Tensor:
+    """Return the sum of (∂L/∂w)² over the examples of a batch, computed for a few examples at a time."""
+    total, rows = torch.zeros_like(weights), len(y)
+    step = max(1, min(rows, _MOST_NUMBERS // max(1, weights.numel())))
+    for start in range(0, rows, step):
+        part = map_rows(lambda tensor, start=start: tensor[start : start + step], x, rows)  # type: ignore[misc]
+        try:
+            total += _vectorized(bnn, weights, part, y[start : start + step])
+        except RuntimeError:  # torch.vmap does not support an operation, such as a recurrent layer
+            for row in range(len(y[start : start + step])):
+                one = map_rows(lambda tensor, at=start + row: tensor[at : at + 1], x, rows)  # type: ignore[misc]
+                total += _example_gradient(bnn, weights, one, y[start + row : start + row + 1]).square()
+    return total
+
+
+def _example_gradient(bnn: BayesianModel, weights: Tensor, x: Any, y: Tensor) -> Tensor:
+    (gradient,) = gradients_of([lambda output: bnn.likelihood.nll(output, y).total], bnn, weights, x)
+    return gradient
+
+
+def _vectorized(bnn: BayesianModel, weights: Tensor, x: Any, y: Tensor) -> Tensor:
+    """Return the sum of the squared gradients of a few examples, by torch.vmap."""
+
+    def loss(flat: Tensor, row: Tensor) -> Tensor:
+        inputs = map_rows(lambda tensor: tensor[row][None], x, len(y))
+        with bnn.holding(flat) as network:
+            return bnn.likelihood.nll(output_tensor(call_with(network, inputs)), y[row][None]).total
+
+    rows = torch.arange(len(y), device=y.device)
+    gradients: Any = torch.func.vmap(torch.func.grad(loss), in_dims=(None, 0))(weights, rows)
+    return gradients.detach().square().sum(0)

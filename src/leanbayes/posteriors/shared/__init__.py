@@ -1,0 +1,1 @@
+"""Shared posteriors: a codebook of Gaussians, and the label of each weight's code."""

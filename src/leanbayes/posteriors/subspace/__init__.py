@@ -1,0 +1,1 @@
+"""Sparse posteriors, which store the active weights only."""

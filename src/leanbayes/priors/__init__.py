@@ -1,0 +1,7 @@
+"""Priors p(w)."""
+
+from leanbayes.priors.base import BoundPrior, Prior
+from leanbayes.priors.normal import Normal, layer_stds
+from leanbayes.priors.scale_mixture import ScaleMixture
+
+__all__ = ["BoundPrior", "Normal", "Prior", "ScaleMixture", "layer_stds"]

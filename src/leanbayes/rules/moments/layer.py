@@ -1,0 +1,266 @@
+"""Layers: functions that are linear in a weight, with noise in the weight, in the input, or in both.
+
+For independent elements this is exact:
+
+    m_y = W m + b,      v_y = W² v + σ² (m² + v),      σ² the variance of the weight.
+
+If many positions (pixels, tokens) share a weight, they share its noise. At output channel o the noise of the weight
+has the variance t = Σ σ²(m² + v), and its mean over the positions has the variance c = Σ σ²(x̄² + ...), where x̄ is the
+mean of an input channel. So at least c is common. The rest is not independent either, because neighboring positions are
+similar: √(c·t̄) is treated as common, the geometric mean of c and the total. It is distributed over signed probes. Noise
+that comes in through the probes is multiplied by W like any tangent, which keeps correlations between channels and
+branches.
+
+So v_y does not need its own convolutions for each channel at each pixel: its mean over the positions, from products of
+means, times one pattern of positions for all channels is as good (docs/one_pass.md) and cheap. If a network pools its
+pixels, it does not even need the pattern (`Pass.maps`).
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from leanbayes.rules.moments.conversions import loc_of
+from leanbayes.rules.moments.registry import copied, mixed, name_of
+from leanbayes.rules.moments.shared_positions import InputStatistics, common_variance, count_inside, of_dim, root
+from leanbayes.rules.moments.value import Moments, variance_dtype
+from leanbayes.rules.random_weight import LinearUse
+
+_TRANSPOSED = {F.conv_transpose1d, F.conv_transpose2d, F.conv_transpose3d}
+_GEOMETRY = {"stride", "padding", "dilation", "output_padding"}
+_FEW = 4  # up to so many output channels per group, the variance is computed pixel by pixel
+
+
+class Layer:
+    """One call of a function that is linear in its weight."""
+
+    def __init__(self, function: Callable[..., Any], use: LinearUse, positions: list[int] | None = None) -> None:
+        self.function, self.form = function, use.form
+        self.weight, self.bias = use.arguments[use.form.weight], use.arguments.get(use.form.bias or "")
+        self.inputs = use.inputs
+        self.use = LinearUse({name: loc_of(value) for name, value in use.arguments.items()}, use.form)
+        values = [v for v in (self.weight, self.bias, *self.inputs) if isinstance(v, Moments)]
+        self.like = values[0]
+        self.within = values[0].within
+        self.dtype = variance_dtype(values[0].dtype)
+        self.w = loc_of(self.weight)
+        if isinstance(self.weight, Moments) and self.weight.copies:
+            raise copied(name_of(function))
+        if isinstance(self.weight, Moments) and self.weight.mixed:
+            raise mixed(name_of(function))
+        self.w_variance = self.weight.variance if isinstance(self.weight, Moments) else None
+        self.window = -1 - use.form.channel_dim  # number of dimensions of a kernel
+        self.groups = int(use.arguments.get("groups", 1))
+        self.positions = self._positions() if positions is None else positions
+
+    def _positions(self) -> list[int]:
+        """Return the dimensions of an input along which the weight is shared, except for the examples."""
+        if self.within.correlation == "none" or not self.inputs:
+            return []
+        dims = self.inputs[0].dim()
+        if self.window:
+            return list(range(dims - self.window, dims))
+        return [dim for dim in range(dims - 1) if dim != self.within.batch_dim(self.inputs[0].shape)]
+
+    # -- products -----------------------------------------------------------------------------------------------------
+
+    def _loc(self) -> Tensor:
+        return self.use.call(self.function, self.use.inputs, self.w, bias=True)
+
+    def _product(self, x: Tensor, weight: Tensor) -> Tensor:
+        """Call the function with another input and weight, without the bias."""
+        return self.use.call(self.function, [x], weight, bias=False).to(self.dtype)
+
+    def _product_of_probes(self, common: Tensor) -> Tensor:
+        if not self.window:
+            return self._product(common, self.w.to(self.dtype))
+        return self._product(common.flatten(0, 1), self.w.to(self.dtype)).unflatten(0, (len(common), -1))
+
+    def _compact(self, x: Tensor, weight: Tensor) -> Tensor:
+        """Multiply a value that is the same at all positions by a kernel that is summed over its window."""
+        if self.groups == 1:
+            x = x.flatten(-1 - self.window) if self.window else x
+            y = F.linear(x, weight.flatten(1).T if self._inputs_first else weight.flatten(1)).to(self.dtype)
+            return y.reshape(*y.shape, *[1] * self.window)
+        outer = x.shape[: -1 - self.window]
+        x = x.reshape(-1, *x.shape[-1 - self.window :])
+        y = self.function(x, weight, groups=self.groups).to(self.dtype)
+        return y.reshape(*outer, *y.shape[-1 - self.window :])
+
+    def _collapse(self, weight: Tensor, shares: Tensor | None) -> Tensor:
+        """Sum a kernel over its window, with each tap weighted by its share of the positions."""
+        if shares is None:
+            return weight
+        return (weight * shares).sum(list(range(-self.window, 0)), keepdim=True)
+
+    @property
+    def _inputs_first(self) -> bool:
+        """Whether the input dimension of the weight comes before its output dimension."""
+        return self.function in _TRANSPOSED or self.form.weight == "other"
+
+    @property
+    def _outputs(self) -> int:
+        """The number of outputs per group."""
+        return self.w.shape[1] if self._inputs_first else self.w.shape[0] // self.groups
+
+    def _mass(self, weight: Tensor) -> Tensor:
+        """Sum a weight over all elements that multiply an input channel, in a shape that broadcasts to the input."""
+        if self._inputs_first:
+            mass = weight.flatten(1).sum(1)
+        elif self.window:
+            mass = weight.unflatten(0, (self.groups, -1)).flatten(3).sum((1, 3))
+        else:
+            mass = weight.sum(0)
+        return mass.reshape(-1, *[1] * self.window)
+
+    # -- the kinds of layers ------------------------------------------------------------------------------------------
+
+    def look_up(self) -> Moments:
+        """Look up rows of a weight, each with its own noise."""
+        variance = self.use.call(self.function, [], self.weight.independent, bias=False)
+        return self.like.like(self._loc(), variance)
+
+    def bilinear(self) -> Moments:
+        """Compute Σ_ij x_i W_ij y_j of independent values: each input alone, both together, and the weight."""
+        x, y = ((loc_of(v).to(self.dtype), v.variance if isinstance(v, Moments) else None) for v in self.inputs)
+        w = self.w.to(self.dtype)
+        terms = []
+        if self.w_variance is not None:
+            first, second = (m.square() if v is None else m.square() + v for m, v in (x, y))
+            terms.append(F.bilinear(first, second, self.w_variance))
+        if x[1] is not None:
+            terms.append((torch.einsum("oij,...j->...oi", w, y[0]).square() @ x[1].unsqueeze(-1)).squeeze(-1))
+        if y[1] is not None:
+            terms.append((torch.einsum("oij,...i->...oj", w, x[0]).square() @ y[1].unsqueeze(-1)).squeeze(-1))
+        if x[1] is not None and y[1] is not None:
+            terms.append(F.bilinear(x[1], y[1], w.square()))
+        return self._with_bias(self._loc(), sum(terms[1:], terms[0]) if terms else None, None)
+
+    def apart(self) -> Moments:
+        """Compute a layer with separate weights for each output, or with independent noise."""
+        x = self.inputs[0]
+        loc, variance, common = self._loc(), None, None
+        squares = self.w.to(self.dtype).square()
+        if isinstance(x, Moments):
+            variance = self._product(x.independent, squares)
+            if x.common is not None:
+                common = self._fold(x)
+        if self.w_variance is not None:
+            second = loc_of(x).to(self.dtype).square()
+            if isinstance(x, Moments):
+                second = second + x.variance
+            own = self._product(second, self.w_variance)
+            variance = own if variance is None else variance + own
+        return self._with_bias(loc, variance, common)
+
+    def _fold(self, x: Moments) -> Tensor:
+        """Multiply the common part by the weight; if it repeats inside the input channels, sum the weight instead."""
+        assert x.common is not None
+        outer = x.loc.dim() - 1
+        if x.is_regular or self.window or self.form.weight == "other" or x.grid[:outer] != tuple(x.shape[:outer]):
+            return self._product_of_probes(x.plain().common.expand(-1, *x.shape))  # type: ignore[union-attr]
+        inner, own = x.grid[outer:], x.common.shape[1 + outer :]
+        repeated = [dim - len(inner) for dim, size in enumerate(own) if size == 1 and inner[dim] != 1]
+        weight = self.w.to(self.dtype).unflatten(-1, inner)
+        weight = weight.sum(repeated, keepdim=True) if repeated else weight
+        return F.linear(x.common.flatten(1 + outer), weight.flatten(1)).to(self.dtype)
+
+    def shared(self) -> Moments:
+        """Compute a layer whose positions share the weights and a part of their noise."""
+        x = self.inputs[0]
+        x = x.settled(self.positions) if isinstance(x, Moments) else x
+        given, loc = InputStatistics.of(x, self.positions, self.dtype), self._loc()
+        shares = self._shares(given.mean.shape, loc.shape)
+        common: Tensor | None = None
+        if isinstance(x, Moments) and x.common is not None:
+            channels = list(x.common.shape)
+            channels[self.form.channel_dim] = given.mean.shape[self.form.channel_dim]  # if it is constant along them
+            common = self._compact(x.common.expand(channels), self._collapse(self.w.to(self.dtype), shares))
+        few = self._outputs <= _FEW  # then products pixel by pixel are cheap
+        variance, kept = self._by_position(x, given, shares) if few else self._on_average(x, given, shares)
+        if kept is not None:
+            own = self._probes(kept)
+            common = own if common is None else common + own
+        return self._with_bias(loc, variance, common)
+
+    def _by_position(self, x: Any, given: InputStatistics, shares: Tensor | None) -> tuple[Tensor, Tensor | None]:
+        """Return the independent variance of each output, and the common variance of the weights' noise."""
+        parts, kept = [], None
+        if isinstance(x, Moments):
+            parts.append(self._product(x.independent, self.w.to(self.dtype).square()))
+        if self.w_variance is not None:
+            each = self._product(given.squares, self.w_variance)
+            of_mean = self._compact(given.first, self._collapse(self.w_variance, shares))
+            kept = common_variance(of_mean, each.mean(self.positions, keepdim=True))
+            parts.append((each - kept).clamp_min(0))
+        return sum(parts[1:], parts[0]), kept
+
+    def _on_average(self, x: Any, given: InputStatistics, shares: Tensor | None) -> tuple[Tensor, Tensor | None]:
+        """Return the same from means over positions: one variance per channel, times the pattern of the noise."""
+        averages, masses, kept = [], [], None
+        flat = bool(self.window) and not self.within.maps
+        if given.alone is not None:
+            squares = self.w.to(self.dtype).square()
+            averages.append(self._compact(given.alone, self._collapse(squares, shares)))
+            if not flat:
+                masses.append(x.variance * self._mass(squares))
+        if self.w_variance is not None:
+            both = torch.stack([given.second, given.first])
+            total, of_mean = self._compact(both, self._collapse(self.w_variance, shares)).unbind(0)
+            kept = common_variance(of_mean, total)
+            averages.append(total - kept)
+            if not flat:
+                masses.append(given.squares * self._mass(self.w_variance))
+        average = sum(averages[1:], averages[0])
+        return (average if flat else average * self._pattern(sum(masses[1:], masses[0]))), kept
+
+    def _pattern(self, mass: Tensor) -> Tensor:
+        """Return the pattern of a layer's noise over positions: the contribution of all inputs, with a mean of 1."""
+        channel = self.form.channel_dim
+        pattern = mass.sum(channel, keepdim=True)
+        if self.window:
+            window = torch.ones((1, 1, *self.w.shape[-self.window :]), dtype=self.dtype, device=self.w.device)
+            geometry = {name: value for name, value in self.use.arguments.items() if name in _GEOMETRY}
+            pattern = self.function(pattern, window, **geometry).to(self.dtype)
+        return pattern / pattern.mean(self.positions, keepdim=True).clamp_min(torch.finfo(self.dtype).tiny)
+
+    def _probes(self, variance: Tensor) -> Tensor:
+        """Distribute noise of a given variance, independent for each channel, over the probes."""
+        signs = self.within.next_signs(variance.shape[self.form.channel_dim]).to(variance)
+        std = root(variance)
+        return std * signs.reshape(len(signs), *[1] * (variance.dim() - 1 - self.window), -1, *[1] * self.window)
+
+    def _with_bias(self, loc: Tensor, variance: Tensor | None, common: Tensor | None) -> Moments:
+        if isinstance(self.bias, Moments):
+            own = self.bias.variance.to(self.dtype)
+            own = own.reshape(-1, *[1] * self.window) if self.window else own
+            if self.positions:  # all positions share the bias
+                own = self._probes(own.expand(*[1] * (loc.dim() - 1 - self.window), *own.shape))
+                common = own if common is None else common + own
+            else:
+                variance = own if variance is None else variance + own
+        zero = loc.new_zeros((), dtype=self.dtype)
+        return self.like.like(loc, (zero if variance is None else variance).expand(loc.shape), common)
+
+    def _shares(self, inputs: Sequence[int], outputs: Sequence[int]) -> Tensor | None:
+        """Return the fraction of the output positions at which each tap of a kernel has an input, not padding."""
+        if not self.window:
+            return None
+        settings = self.use.arguments
+        transposed = self.function in _TRANSPOSED
+        shares = None
+        for dim in range(-self.window, 0):
+            stride, dilation = of_dim(settings.get("stride", 1), dim), of_dim(settings.get("dilation", 1), dim)
+            taps = self.w.shape[dim]
+            padding = settings.get("padding", 0)
+            if isinstance(padding, str):
+                padding = 0 if padding == "valid" else dilation * (taps - 1) // 2
+            padding = of_dim(padding, dim)
+            ends = (inputs[dim], outputs[dim]) if transposed else (outputs[dim], inputs[dim])
+            counts = [count_inside(tap * dilation - padding, stride, *ends) / outputs[dim] for tap in range(taps)]
+            along = torch.tensor(counts, dtype=self.dtype, device=self.w.device).reshape(-1, *[1] * (-1 - dim))
+            shares = along if shares is None else shares * along
+        return shares

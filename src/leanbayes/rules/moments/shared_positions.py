@@ -1,0 +1,62 @@
+"""Positions (pixels, tokens) that share a weight: statistics of their inputs, and the noise that they share."""
+
+import math
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from leanbayes.rules.moments.conversions import loc_of
+from leanbayes.rules.moments.value import Moments, shrunk
+
+
+class InputStatistics(NamedTuple):
+    """Statistics of the input of a layer whose positions share their weights."""
+
+    mean: Tensor
+    squares: Tensor  # E x² at each position
+    second: Tensor  # mean of E x² over the positions
+    first: Tensor  # E x̄², with x̄ the mean over the positions
+    alone: Tensor | None  # mean over the positions of the independent variance
+
+    @classmethod
+    def of(cls, x: Any, positions: list[int], dtype: torch.dtype) -> "InputStatistics":
+        """Compute the statistics of an input."""
+        mean = loc_of(x).to(dtype)
+        squares, first = mean.square(), mean.mean(positions, keepdim=True).square()
+        # Add the means, because the variance may have size 1 along the positions.
+        second = squares.mean(positions, keepdim=True)
+        if not isinstance(x, Moments):
+            return cls(mean, squares, second, first, None)
+        variance = shrunk(x.variance)
+        average = variance.mean(positions, keepdim=True)
+        shared = x.common_variance()
+        alone = average if x.common is None else (average - shared).clamp_min(0)
+        first = first + shared + alone / math.prod([mean.shape[dim] for dim in positions])
+        return cls(mean, squares + variance, second + average, first, alone)
+
+
+def common_variance(of_mean: Tensor, total: Tensor) -> Tensor:
+    """Return the part √(c·t) of a variance t that all positions share, given the variance c of their mean."""
+    return torch.minimum(root(of_mean * total), total)
+
+
+def root(x: Tensor) -> Tensor:
+    """Return √x for x ≥ 0, with a gradient of 0 instead of infinity at 0."""
+    positive = x > 0
+    return torch.where(positive, torch.where(positive, x, 1.0) ** 0.5, 0.0)
+
+
+def count_inside(start: int, stride: int, steps: int, size: int) -> int:
+    """Count how many of the numbers start + i·stride, for i < steps, are in the range 0 ... size - 1."""
+    first = max(0, -(start // stride)) if start < 0 else 0
+    last = min(steps - 1, (size - 1 - start) // stride)
+    return max(0, last - first + 1)
+
+
+def of_dim(setting: int | Sequence[int], dim: int) -> int:
+    """Return a setting of a convolution, such as its stride, for one dimension."""
+    if isinstance(setting, int):
+        return setting
+    return setting[dim] if len(setting) > 1 else setting[0]

@@ -1,0 +1,51 @@
+"""Tests of the comparison of engines."""
+
+import json
+import runpy
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+EXPERIMENTS = Path(__file__).parents[2] / "experiments"
+
+
+def run(script: str, *words: Any, patch: pytest.MonkeyPatch) -> None:
+    patch.syspath_prepend(EXPERIMENTS)
+    patch.setattr(sys, "argv", [script, *map(str, words)])
+    runpy.run_path(str(EXPERIMENTS / script), run_name="__main__")
+
+
+def test_every_row_is_trained_and_scored(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    task = ("--data", "digits", "--model", "small-cnn", "--epochs", 2, "--batch-size", 128, "--samples", 2)
+    for row in ("sgd", "ivon", "backprop", "ssvi-ivon", "pbn-ivon", "ivon-opt"):
+        out = tmp_path / f"digits-{row}-0.json"
+        run("engines.py", row, *task, "--precision", "fp32", "--device", "cpu", "--out", out, patch=monkeypatch)
+        found = json.loads(out.read_text())
+        assert found["row"] == row
+        for kind in ("running", "refreshed"):
+            scores = found["scores"][kind]
+            assert 0.2 < scores["test"]["accuracy"] <= 1
+            assert scores["test_with_temperature"]["accuracy"] == scores["test"]["accuracy"]
+            assert 0.25 <= scores["test_with_temperature"]["temperature"] <= 4
+        assert str(tmp_path) not in out.read_text()
+    table = next(runpy.run_path(str(EXPERIMENTS / "engines_tables.py"))["engines_tables"](tmp_path))
+    assert table.count("digits, small-cnn, 1,078, 2") == 6
+
+
+def test_few_examples_are_compared(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    out = tmp_path / "small-data.json"
+    words = ("--digits", 60, "--tables", "toy", "--rows", "plain", "ivon", "--epochs", 2, "--seeds", 2, "--out", out)
+    run("small_data.py", *words, patch=monkeypatch)
+    found = json.loads(out.read_text())["results"]
+    assert [(one["data"], one["examples"], one["row"]) for one in found] == [
+        ("digits", 60, "plain"),
+        ("digits", 60, "ivon"),
+        ("toy", None, "plain"),
+        ("toy", None, "ivon"),
+    ]
+    assert all(len(one["scores"]) == 2 for one in found)
+    (table,) = runpy.run_path(str(EXPERIMENTS / "engines_tables.py"))["engines_tables"](tmp_path)
+    assert "| 60 digits |" in table
+    assert "| toy (RMSE) |" in table

@@ -1,0 +1,63 @@
+"""Variances without maps: one number per channel, if the outputs of a network have no pixels."""
+
+import torch
+from torch import nn
+
+import leanbayes as lb
+from leanbayes.networks import build
+from leanbayes.rules import MomentPropagation
+from leanbayes.rules.moments.value import shrunk
+
+IMAGES = torch.randn(4, 3, 16, 16, generator=torch.Generator().manual_seed(1))
+
+
+def resnet() -> lb.BayesianModel:
+    network = build("resnet-18", (3, 16, 16), 10, seed=0, width=8)
+    return lb.bayesianize(network, lb.MeanField(init_std=0.03)).eval()
+
+
+def _outputs(bnn: lb.BayesianModel, rule: MomentPropagation) -> lb.Moments:
+    with torch.no_grad(), bnn.using(rule):
+        output = bnn(IMAGES)
+    assert isinstance(output, lb.Moments)
+    return output
+
+
+def stored_variances(bnn: lb.BayesianModel, x: torch.Tensor, rule: MomentPropagation) -> tuple[int, int]:
+    """Return the number of stored variances of all activations, and the number of activations."""
+    numbers = activations = 0
+
+    def count(module: nn.Module, inputs: object, output: lb.Moments) -> None:
+        nonlocal numbers, activations
+        if output.loc.dim() == 4 and output.loc.shape[-1] > 1:
+            numbers += shrunk(output.variance).numel()
+            activations += output.loc.numel()
+
+    hooks = [module.register_forward_hook(count) for module in bnn.network.modules() if not list(module.children())]
+    with torch.no_grad(), bnn.using(rule):
+        bnn(x)
+    for hook in hooks:
+        hook.remove()
+    return numbers, activations
+
+
+def test_all_layers_store_one_variance_per_channel() -> None:
+    bnn = resnet()
+    flat, activations = stored_variances(bnn, IMAGES, MomentPropagation())
+    full, _ = stored_variances(bnn, IMAGES, MomentPropagation(maps=True))
+    assert full == activations
+    assert flat <= activations / 4  # the last images have 2x2 pixels, the first 16x16
+
+
+def test_outputs_without_maps_have_the_same_std() -> None:
+    bnn = resnet()
+    flat, full = (_outputs(bnn, MomentPropagation(maps=maps)) for maps in (False, True))
+    ratio = (flat.variance / full.variance).sqrt()
+    assert 0.9 < ratio.median() < 1.1
+    torch.testing.assert_close(flat.loc, full.loc, atol=0.5 * float(full.stddev.mean()), rtol=0)
+
+
+def test_a_network_with_pixels_in_its_outputs_keeps_its_maps() -> None:
+    bnn = lb.bayesianize(build("unet", (3, 16, 16), 4, seed=0, width=4), lb.MeanField(init_std=0.03)).eval()
+    numbers, activations = stored_variances(bnn, IMAGES, MomentPropagation())
+    assert numbers > activations / 2

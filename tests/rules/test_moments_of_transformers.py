@@ -1,0 +1,106 @@
+"""Networks of transformers with the rule `moments`: one pass against plain networks and weight samples."""
+
+import functools
+
+import pytest
+from moment_networks import (
+    assert_compiles,
+    assert_plain_without_noise,
+    assert_precise_variances,
+    assert_predicts,
+    assert_std_of_samples,
+    moments_of,
+    with_noise,
+)
+from network_cases import Case, floats, hf_cases, seeded, tokens
+
+from leanbayes.core.network import output_tensor
+
+NAMES = [
+    "hf_bert", "hf_gpt2", "hf_vit", "convnext", "convnext_v2", "swin", "swin_v2", "resnet", "distilbert", "llama",
+    "segformer",
+]  # fmt: skip
+LANGUAGE_MODELS = ("hf_gpt2", "llama")
+
+
+@functools.cache
+def cases() -> dict[str, Case]:
+    """Return the networks of `hf_cases` and more, with small configurations."""
+    import transformers as t  # takes seconds to import
+
+    small = {"num_labels": 5}
+    stages = {"num_stages": 2, "hidden_sizes": [8, 16], "depths": [2, 2], **small}
+    windows = {"image_size": 32, "embed_dim": 16, "depths": [2, 2], "num_heads": [2, 2], "window_size": 4, **small}
+    pyramid = {
+        "num_encoder_blocks": 2, "depths": [1, 1], "sr_ratios": [2, 1], "hidden_sizes": [8, 16], "patch_sizes": [3, 3],
+        "strides": [2, 2], "num_attention_heads": [1, 2], "mlp_ratios": [2, 2], "decoder_hidden_size": 16, **small,
+    }  # fmt: skip
+    distil = {"vocab_size": 23, "dim": 16, "n_layers": 2, "n_heads": 2, "hidden_dim": 32, **small}
+    llama = {
+        "vocab_size": 23, "hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2,
+        "num_key_value_heads": 1, "max_position_embeddings": 16, "use_cache": False,
+    }  # fmt: skip
+    builders = {
+        "convnext": lambda: t.ConvNextForImageClassification(t.ConvNextConfig(**stages)),
+        "convnext_v2": lambda: t.ConvNextV2ForImageClassification(t.ConvNextV2Config(**stages)),
+        "swin": lambda: t.SwinForImageClassification(t.SwinConfig(**windows)),
+        "swin_v2": lambda: t.Swinv2ForImageClassification(t.Swinv2Config(**windows)),
+        "resnet": lambda: t.ResNetForImageClassification(
+            t.ResNetConfig(embedding_size=8, hidden_sizes=[16, 32], depths=[1, 1], **small)
+        ),
+        "segformer": lambda: t.SegformerForSemanticSegmentation(t.SegformerConfig(**pyramid)),
+        "distilbert": lambda: t.DistilBertForSequenceClassification(t.DistilBertConfig(**distil)),
+        "llama": lambda: t.LlamaForCausalLM(t.LlamaConfig(**llama)),
+    }
+    more = {}
+    for name, build in builders.items():
+        if name in ("distilbert", "llama"):
+            more[name] = Case(name, seeded(build), lambda: {"input_ids": tokens(6, 23)()}, 5)
+        else:
+            more[name] = Case(name, seeded(build), lambda: {"pixel_values": floats(3, 32, 32)()}, 5)
+    return {**hf_cases(), **more}
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_means_without_noise_equal_the_plain_network(name: str) -> None:
+    assert_plain_without_noise(cases()[name].build(), cases()[name].example())
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_std_equals_that_of_weight_samples(name: str) -> None:
+    high = 1.6 if name == "swin" else 1.45  # 1.47 for swin, 1.32 for convnext_v2, 0.94 to 1.27 for others
+    assert_std_of_samples(cases()[name].build(), cases()[name].example(), 0.85, high)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_prediction(name: str) -> None:
+    assert_predicts(cases()[name].build(), cases()[name].example(), -1 if name in LANGUAGE_MODELS else 1)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_the_output_has_the_same_structure(name: str) -> None:
+    network, inputs = cases()[name].build().eval(), cases()[name].example()
+    bnn = with_noise(network)
+    with bnn.using("moments"):
+        output = bnn(**inputs)
+    assert type(output) is type(network(**inputs))
+    assert output_tensor(output).shape == network(**inputs).logits.shape
+
+
+@pytest.mark.parametrize("name", ["hf_bert"])
+def test_compilation(name: str) -> None:
+    assert_compiles(cases()[name].build(), cases()[name].example())
+
+
+@pytest.mark.parametrize("name", ["hf_bert", "hf_vit", "swin"])
+def test_variances_stay_in_single_precision(name: str) -> None:
+    assert_precise_variances(cases()[name].build(), cases()[name].example())
+
+
+def test_padding_does_not_change_the_moments() -> None:
+    case = cases()["hf_bert"]
+    inputs, bnn = case.example(), with_noise(case.build())
+    short = {key: value[1:2, :4] for key, value in inputs.items()}  # the example whose last two tokens are padding
+    padded, alone = moments_of(bnn, inputs, "none"), moments_of(bnn, short, "none")
+    assert (padded.loc[1] - alone.loc[0]).abs().max() < 1e-5
+    assert ((padded.variance[1] / alone.variance[0]).log().abs() < 1e-3).all()

@@ -1,0 +1,38 @@
+"""The pages with measured numbers are what the programs write from the result files."""
+
+import json
+import runpy
+import shutil
+import statistics
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+PAGES = ["README.md", *(f"docs/{path.name}" for path in sorted((ROOT / "docs").glob("*.md")))]
+
+
+@pytest.mark.parametrize("folder", ["experiments", "benchmarks"])
+def test_pages_are_those_that_the_program_writes(folder: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("experiments", "benchmarks", "docs"):
+        shutil.copytree(ROOT / name, tmp_path / name, ignore=shutil.ignore_patterns("__pycache__"))
+    shutil.copy(ROOT / "README.md", tmp_path)
+    monkeypatch.syspath_prepend(tmp_path / folder)
+    runpy.run_path(str(tmp_path / folder / "tables.py"), run_name="__main__")
+    for page in PAGES:
+        assert (tmp_path / page).read_text() == (ROOT / page).read_text(), page
+
+
+def test_the_readme_quotes_the_results_of_the_engines() -> None:
+    def mean(row: str, kind: str) -> float:
+        files = (ROOT / "experiments" / "results" / "engines").glob(f"cifar10-{row}-[0-9].json")
+        found = [json.loads(path.read_text())["scores"]["running"][kind]["nll"] for path in files]
+        assert len(found) == 2
+        return statistics.fmean(found)
+
+    text = " ".join((ROOT / "README.md").read_text().split())
+    plain, scaled = mean("sgd", "test"), mean("sgd", "test_with_temperature")
+    quoted = f"has NLL {mean('ivon', 'test'):.3f} where SGD has {plain:.3f}, or {scaled:.3f} with a fitted temperature"
+    assert quoted in text
+    step = json.loads((ROOT / "benchmarks" / "results" / "engines-resnet-18.json").read_text())["rows"]["ivon"]["ratio"]
+    assert f"a step takes {step:.2f} times that of SGD" in text
