@@ -23,6 +23,7 @@ from leanbayes.methods.ssvi.ssvi import SSVI
 
 ROOT = Path(__file__).parents[2]
 EXPERIMENTS = ROOT / "experiments"
+TABLE_MODULES = ["tables", "headline_rows", "stored", *sorted(path.stem for path in EXPERIMENTS.glob("*_tables.py"))]
 METHODS = ("ssvi:density=0.3,samples=3", "mean-field:samples=2")
 
 
@@ -203,24 +204,16 @@ def pages(folder: Path) -> Path:
     """Copy scripts and make pages, without results."""
     for name in ("experiments", "docs"):
         (folder / name).mkdir()
-    for name in (
-        "tables.py",
-        "headline_rows.py",
-        "headline_tables.py",
-        "pbn_tables.py",
-        "sharing_tables.py",
-        "ssvi_tables.py",
-        "stored.py",
-    ):
-        shutil.copy(EXPERIMENTS / name, folder / "experiments")
-    for name in ("one_pass", "partial", "sharing", "sparse"):
+    for name in TABLE_MODULES:
+        shutil.copy(EXPERIMENTS / f"{name}.py", folder / "experiments")
+    for name in ("engines", "one_pass", "partial", "sharing", "sparse"):
         (folder / "docs" / f"{name}.md").write_text("before\n<!-- measured -->\nold\n<!-- /measured -->\nafter\n")
     (folder / "README.md").write_text("before\n<!-- measured: headline -->\nold\n<!-- /measured -->\nafter\n")
     return folder / "experiments" / "results"
 
 
 def write_tables(monkeypatch: pytest.MonkeyPatch, folder: Path) -> tuple[str, str]:
-    for name in ("headline_rows", "headline_tables", "pbn_tables", "sharing_tables", "ssvi_tables", "stored"):
+    for name in TABLE_MODULES:
         monkeypatch.delitem(sys.modules, name, raising=False)
     script(monkeypatch, "tables.py", "now", folder=folder / "experiments")
     return (folder / "docs" / "results.md").read_text(), (folder / "docs" / "sparse.md").read_text()

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 ROOT = Path(__file__).parents[2]
-FILLED = ("README.md", "docs/one_pass.md", "docs/partial.md", "docs/sharing.md", "docs/sparse.md")
+FILLED = ("README.md", "docs/engines.md", "docs/one_pass.md", "docs/partial.md", "docs/sharing.md", "docs/sparse.md")
 WRITTEN = ("docs/results.md", "docs/benchmarks.md")
 MODULES = [path.stem for folder in ("experiments", "benchmarks") for path in (ROOT / folder).glob("*.py")]
 

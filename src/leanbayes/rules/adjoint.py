@@ -306,7 +306,7 @@ class Adjoint(Rule):
         """Return the mean and std of each parameter."""
         self.check(posterior)
         if with_kl:
-            raise _unsupported("a training loss", 'train with another rule (use bnn.using("sample"))')
+            raise _unsupported("a training loss", 'give rule="adjoint" to predict after training')
         layout = posterior.layout
         means, stds = layout.split(posterior.mean()), layout.split(posterior.variance().sqrt())
         slots = zip(means, stds, layout, posterior.random_slots(), strict=True)
