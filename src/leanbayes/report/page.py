@@ -13,8 +13,9 @@ from typing import Any
 from leanbayes.core.files import written_whole
 from leanbayes.errors import missing_package
 from leanbayes.report.cells import groups, lines
-from leanbayes.report.document import Document, Gallery, MethodFigure, Png, Section
+from leanbayes.report.document import Document, MethodFigure, Section
 from leanbayes.report.figure import Series
+from leanbayes.report.gallery import Gallery, Png
 
 COLORS, MARKERS, DASHES = 10, 10, 5  # as in the style sheet and the template
 SCRIPTS = "parts numbers scales marks chart descriptions readout figures table page".split()
