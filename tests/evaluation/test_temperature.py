@@ -6,6 +6,7 @@ import torch
 from evaluation_cases import random_probs, some_labels
 from scipy import optimize
 from torch import Tensor
+from torch.nn import functional
 
 from leanbayes.evaluation.outcomes import BinaryOutcome, ClassOutcome, RegressionOutcome
 from leanbayes.evaluation.temperature import HIGHEST, LOWEST, Temperature, fit_temperature
@@ -15,8 +16,9 @@ def classes(probs: Tensor, labels: Tensor) -> ClassOutcome:
     return ClassOutcome(probs, labels, torch.special.entr(probs).sum(-1), torch.full((len(probs),), 0.1))
 
 
-def nll(outcome: ClassOutcome) -> float:
-    return -outcome.chosen.double().log().mean().item()
+def nll(outcome: ClassOutcome, smoothing: float = 0.0) -> float:
+    """The NLL, if this share of the labels is random."""
+    return functional.cross_entropy(outcome.probs.double().log(), outcome.labels, label_smoothing=smoothing).item()
 
 
 @pytest.mark.parametrize("sharp", [0.3, 1.0, 4.0])
@@ -27,10 +29,12 @@ def test_the_temperature_has_the_lowest_nll(sharp: float) -> None:
     found = fit_temperature(outcome)
     assert found is not None
     best = optimize.minimize_scalar(
-        lambda log: nll(Temperature(float(np.exp(log)))(outcome)), bounds=np.log([LOWEST, HIGHEST]), method="bounded"
+        lambda log: nll(Temperature(float(np.exp(log)))(outcome), 1 / 81),
+        bounds=np.log([LOWEST, HIGHEST]),
+        method="bounded",
     )
     assert found.value == pytest.approx(np.exp(best.x), rel=1e-3)
-    assert nll(found(outcome)) <= nll(outcome) + 1e-6
+    assert nll(found(outcome), 1 / 81) <= nll(outcome, 1 / 81) + 1e-6
 
 
 def test_a_temperature_divides_logits_and_keeps_answers() -> None:
@@ -53,7 +57,8 @@ def test_the_temperature_of_a_regression_has_the_lowest_nll() -> None:
 
     def gaussian_nll(log: float) -> float:
         normal = torch.distributions.Normal(torch.zeros_like(error), std * float(np.exp(log / 2)))
-        return -normal.log_prob(error).mean().item()
+        made_up = torch.distributions.Normal(0.0, float(np.exp(log / 2))).log_prob(torch.tensor(1.0))
+        return -(normal.log_prob(error).sum() + made_up).item()
 
     best = optimize.minimize_scalar(gaussian_nll, bounds=(-3, 3), method="bounded")
     assert found.value == pytest.approx(np.exp(best.x), rel=1e-3)
@@ -62,9 +67,17 @@ def test_the_temperature_of_a_regression_has_the_lowest_nll() -> None:
     assert torch.allclose(scaled.epistemic_std, scaled.std / 2)
 
 
+@pytest.mark.parametrize("count", [10, 100, 1000])
+def test_held_out_examples_that_are_all_right_do_not_make_answers_certain(count: int) -> None:
+    outcome = classes(torch.tensor([[0.9, 0.05, 0.05]] * count), torch.zeros(count).long())
+    found = fit_temperature(outcome)
+    assert found is not None
+    # The confidence is the share of right labels, if one of n + 1 is random.
+    assert found(outcome).confidence[0].item() == pytest.approx(1 - 2 / 3 / (count + 1), abs=1e-4)
+
+
 def test_the_temperature_is_bounded_and_may_not_exist() -> None:
     probs = torch.tensor([[0.9, 0.1]] * 8)
-    assert fit_temperature(classes(probs, torch.zeros(8).long())).value == pytest.approx(LOWEST)  # type: ignore[union-attr]
     assert fit_temperature(classes(probs, torch.ones(8).long())).value == pytest.approx(HIGHEST)  # type: ignore[union-attr]
     assert fit_temperature(None) is None
     assert fit_temperature(RegressionOutcome(torch.ones(3), torch.zeros(3), torch.zeros(3))) is None

@@ -1,8 +1,10 @@
 """The plain network with temperature: its confidence rescaled by one number that held-out data determine.
 
 Classes:     p_T(k) ∝ p(k)^(1/T), where T minimizes the held-out NLL (Guo et al. 2017, arXiv:1706.04599).
-Regression:  std_T = √T·std, where T = mean((y - mean)²/std²) minimizes it.
+Regression:  std_T = √T·std, where T minimizes it, too.
 
+One made-up example counts as much as each of the n held-out ones: of classes one with a random label (as in Platt
+1999), and of a regression one with an error of one std. Otherwise few examples that are all right would ask for T = 0.
 This is the reference that a method should beat: it costs one number, and no time.
 """
 
@@ -15,7 +17,7 @@ from torch import Tensor
 
 from leanbayes.evaluation.outcomes import ClassOutcome, RegressionOutcome
 
-LOWEST, HIGHEST = 0.05, 20.0  # of the temperature: held-out examples that are all right would ask for 0
+LOWEST, HIGHEST = 0.05, 20.0  # of the temperature
 _STEPS = 60  # of the bisection
 _TINY = torch.finfo(torch.float32).tiny
 
@@ -42,18 +44,19 @@ class Temperature:
 
 
 def fit_temperature(held_out: Any) -> Temperature | None:
-    """Return the temperature with the lowest NLL of held-out outcomes, or None if they have none."""
+    """Return the temperature with the lowest NLL of held-out outcomes and one made-up one, or None if there is none."""
     if isinstance(held_out, ClassOutcome) and len(held_out):
         return Temperature(_of_classes(held_out.probs, held_out.labels))
     if isinstance(held_out, RegressionOutcome) and len(held_out) and (held_out.std > 0).all():
-        return Temperature(min(max((held_out.error / held_out.std).double().square().mean().item(), LOWEST), HIGHEST))
+        squares = (held_out.error / held_out.std).double().square()
+        return Temperature(min(max((squares.sum().item() + 1) / (squares.numel() + 1), LOWEST), HIGHEST))
     return None
 
 
 def _of_classes(probs: Tensor, labels: Tensor) -> float:
-    """Find the root of the derivative of the NLL by β = 1/T, which rises with β: E_β[log p] - log p(y)."""
-    logs = _logs(probs)
-    chosen = logs.gather(-1, labels[:, None])[:, 0].mean()
+    """Find the root of the derivative of the NLL by β = 1/T, which rises with β: E_β[log p] - E_labels[log p]."""
+    logs, smoothing = _logs(probs), 1 / (len(probs) + 1)
+    chosen = (1 - smoothing) * logs.gather(-1, labels[:, None]).mean() + smoothing * logs.mean()
     low, high = 1 / HIGHEST, 1 / LOWEST
     for _ in range(_STEPS):
         middle = (low * high) ** 0.5

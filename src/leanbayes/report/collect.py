@@ -23,10 +23,9 @@ _SECTIONS: dict[str, tuple[str, str]] = {
     "model": ("Model", "Size, weights and training of each method."),
 }
 _FIRST = frozenset(  # figures that are shown at first; the others are shown on request
-    "reliability intervals risk-coverage corruptions-accuracy corruptions-miou noise-entropy noise-std detection "
-    "entropies iou size-nll pruning".split()
+    "reliability intervals risk-coverage corruptions-accuracy corruptions-miou noise-entropy noise-rmse noise-std "
+    "detection iou size-nll pruning".split()
 )
-_AT_LEAST = 2  # figures per section that are shown at first, if there are as many
 
 
 def document_of(runs: Sequence[EvaluatedRun], title: str = "", command: str = "") -> Document:
@@ -91,16 +90,20 @@ def _sections(groups: Mapping[str, Sequence[EvaluatedRun]], classes: Sequence[st
         "shift": figures.shifts,
         "ood": lambda runs: [*figures.ood_detection(runs), *figures.entropies(runs)],
         "segmentation": lambda runs: figures.segmentation(runs, classes),
-        "model": lambda runs: [*figures.of_method(runs), *figures.pruning(runs), *figures.training(runs)],
+        "model": lambda runs: [*_of_method(runs, len(groups) == 1), *figures.pruning(runs), *figures.training(runs)],
     }
     sections = []
     for name, (title, text) in _SECTIONS.items():
         merged = merge({method: drawn[name](runs) for method, runs in groups.items()})
-        first = [one for one in merged if one.figure.key in _FIRST]
-        first += [one for one in merged if one not in first][: max(0, _AT_LEAST - len(first))]
+        first = tuple(one for one in merged if one.figure.key in _FIRST) or tuple(merged[:2])
         if merged:
-            sections.append(Section(name, title, text, tuple(first), tuple(one for one in merged if one not in first)))
+            sections.append(Section(name, title, text, first, tuple(one for one in merged if one not in first)))
     return sections
+
+
+def _of_method(runs: Sequence[EvaluatedRun], alone: bool) -> list[Figure]:
+    """Return the method's own figures, of a single method without the point that has no other to compare with."""
+    return [figure for figure in figures.of_method(runs) if not (alone and figure.key == "size-nll")]
 
 
 def _variance_of_nll(shown: Table) -> str:

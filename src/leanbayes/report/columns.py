@@ -17,7 +17,8 @@ from leanbayes.report.evaluated_run import (
 )
 
 Best = Literal["high", "low"]
-_PLAIN, _COSTS = "relative to the deterministic network", "cost"
+_PLAIN, _COSTS = "relative to plain", "cost"
+_CLOSE = math.log(1.25)  # costs that differ by more are not tied
 
 _QUALITY = (
     Column("accuracy", "accuracy", "quality", "high", "percent", "Share of correct predictions on the test data."),
@@ -257,9 +258,11 @@ def _compared(
         ranking = _ranked(counts, column.best)
         better, better_than_scaled = (_beat(counts, reference, column.best) for reference in (plain, scaled))
     elif paired:
+        margin = math.inf
         if column.group in (_COSTS, _PLAIN) and all(min(of) > 0 for of in known.values()):
             known = {method: [math.log(value) for value in of] for method, of in known.items()}
-        ranking = rank(known, column.best)
+            margin = _CLOSE
+        ranking = rank(known, column.best, margin)
         better, better_than_scaled = (better_than(reference, known, column.best) for reference in (plain, scaled))
     else:
         return _Compared()

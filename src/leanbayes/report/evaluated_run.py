@@ -103,13 +103,13 @@ def with_temperature(runs: Sequence[EvaluatedRun]) -> list[EvaluatedRun]:
     own = [run for run in runs if run.method == plain]
     if not own or not all(run.evaluation["scaled"] for run in own):
         return [*runs]
-    last = max(place for place, run in enumerate(runs) if run.method == plain)
+    first = next(place for place, run in enumerate(runs) if run.method == plain)
     name = f"{plain} + temperature"
     alone = {"scaled": {}, "pruning": {}, "explanation": {}, "figures": [], "galleries": []}
     added = [
         EvaluatedRun(name, run.seed, run.record, {**run.evaluation, **run.evaluation["scaled"], **alone}) for run in own
     ]
-    return [*runs[: last + 1], *added, *runs[last + 1 :]]
+    return [*runs[: first + 1], *added, *runs[first + 1 :]]
 
 
 def best_ood_score(runs: Sequence[EvaluatedRun]) -> str:
@@ -119,6 +119,11 @@ def best_ood_score(runs: Sequence[EvaluatedRun]) -> str:
     """
     found = [one["by"] for run in runs for one in run.evaluation["ood"].values()]
     return max(OOD_SCORES, key=lambda score: sum(by[score]["auroc"] for by in found if score in by))
+
+
+def ood_words(name: str) -> str:
+    """Return what the examples of an OOD data set are called in a sentence."""
+    return f"{name} inputs" if name in ("noisy", "rotated") else name
 
 
 def in_columns(costs: Mapping[str, Any]) -> dict[str, float]:

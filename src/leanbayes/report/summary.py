@@ -4,12 +4,19 @@ import math
 from collections.abc import Iterable, Sequence
 
 from leanbayes.report.document import Column, Table
+from leanbayes.report.evaluated_run import ood_words
 
 # What a user cares about, in this order; "ood:" stands for all OOD data. They are few, because each is tested.
 _TESTED = (
     *("error_at_90", "ood:", "interval_error", "crps", "nll", "ece", "accuracy", "miou", "rmse"),
     *("corruptions:accuracy", "corruptions:nll", "noise:nll"),
 )
+_WORDS = {  # for columns whose titles are not words
+    "error_at_90": ("errors among its 90 % most certain answers", ""),
+    "ood:": ("noticing {}", "AUROC "),
+    "interval_error": ("the coverage of its intervals", "error "),
+    "ece": ("calibration", "ECE "),
+}
 _NAMED = 3  # columns per sentence; the rest are counted
 _SENTENCES = 3  # about methods that beat the plain network; the rest are listed
 
@@ -111,11 +118,11 @@ def _sentence(shown: Table, method: str, columns: Sequence[Column]) -> str:
 def _with_numbers(shown: Table, method: str, columns: Sequence[Column]) -> str:
     """List the first columns with the values of the method and of the plain network, and count the rest."""
     cells = {row.name: row.cells for row in shown.rows}
-    parts = [
-        f"{one.title} ({_written(one, cells[method][one.key].mean)} instead of "
-        f"{_written(one, cells[shown.plain][one.key].mean)})"
-        for one in columns[:_NAMED]
-    ]
+    parts = []
+    for one in columns[:_NAMED]:
+        words, unit = _WORDS.get("ood:" if one.key.startswith("ood:") else one.key, (one.title, ""))
+        own, plain = (_written(one, cells[name][one.key].mean) for name in (method, shown.plain))
+        parts.append(f"{words.format(ood_words(one.key.removeprefix('ood:')))} ({unit}{own} instead of {plain})")
     rest = len(columns) - _NAMED
     return listed([*parts, f"{rest} more metric{'s' * (rest > 1)}"] if rest > 0 else parts)
 

@@ -7,7 +7,7 @@ import statistics
 from collections.abc import Iterable, Sequence
 
 from leanbayes.report.document import Status, Verdict
-from leanbayes.report.evaluated_run import OOD_SCORES, EvaluatedRun, best_ood_score
+from leanbayes.report.evaluated_run import OOD_SCORES, EvaluatedRun, best_ood_score, ood_words
 from leanbayes.report.summary import listed
 
 Runs = Sequence[EvaluatedRun]
@@ -56,19 +56,20 @@ def _person(runs: Runs) -> Verdict | None:
     if never:
         where = "" if never == len(found) else f", in {never} of {len(found)} runs"
         return Verdict(question, f"Always{where}: no threshold leaves at most 1 % wrong answers.", "fail")
-    asked, threshold = (statistics.fmean(one[key] for one in found) for key in ("asked", "threshold"))
-    if "wrong" in found[0]:
-        wrong, without = (statistics.fmean(one[key] for one in found) for key in ("wrong", "wrong_without"))
+    # The run with the median threshold, because a mean of thresholds would be that of no model.
+    one = sorted(found, key=lambda one: one["threshold"])[(len(found) - 1) // 2]
+    asked, threshold = one["asked"], one["threshold"]
+    if "wrong" in one:
         answer = (
-            f"At a confidence threshold of {threshold:.2f}, {_percent(asked)} go to a person and {_percent(wrong)} of "
-            f"the rest are wrong ({_percent(without)} without asking)."
+            f"At a confidence threshold of {threshold:.2f}, {_percent(asked)} go to a person and "
+            f"{_percent(one['wrong'])} of the rest are wrong ({_percent(one['wrong_without'])} without asking)."
             if asked
-            else f"It need not: {_percent(without)} of all answers are wrong."
+            else f"It need not: {_percent(one['wrong'])} of all answers are wrong."
         )
-        return Verdict(question, answer, _status((asked, _ASKED), (wrong, _WRONG)))
+        return Verdict(question, answer, _status((asked, _ASKED), (one["wrong"], _WRONG)))
     if not asked:
         return Verdict(question, "It cannot tell: the predicted std hardly differs between inputs.", "fail")
-    rmse, without = (statistics.fmean(one[key] for one in found) for key in ("rmse", "rmse_without"))
+    rmse, without = one["rmse"], one["rmse_without"]
     answer = (
         f"At a std threshold of {threshold:.3g}, {_percent(asked)} go to a person and the rest has an RMSE of "
         f"{rmse:.3g} ({without:.3g} without asking)."
@@ -84,7 +85,7 @@ def _unknown(runs: Runs) -> Verdict | None:
         missed = {
             name: statistics.fmean(run.evaluation["ood"][name]["by"][score]["fpr95"] for run in runs) for name in names
         }
-        noticed = listed([f"{_percent(1 - share)} of {name}" for name, share in missed.items()])
+        noticed = listed([f"{_percent(1 - share)} of {ood_words(name)}" for name, share in missed.items()])
         answer = f"At 5 % false alarms it notices {noticed} (by {OOD_SCORES[score]})."
         return Verdict(question, answer, _status((statistics.fmean(missed.values()), _MISSED)))
     rising = _mean(run.metrics().get("noise:spearman") for run in runs)
