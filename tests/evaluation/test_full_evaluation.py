@@ -284,8 +284,8 @@ def test_the_threshold_for_asking_comes_from_the_held_out_split() -> None:
     parts = []
     for x in images(60)[0].split(20):
         prediction = predicted(bnn, x / 255, samples=3)
-        doubtful = prediction.confidence < prediction.confidence.median()
-        parts.append(TensorDataset(x, (prediction.label + doubtful) % CLASSES))
+        uncertain = prediction.confidence < prediction.confidence.median()
+        parts.append(TensorDataset(x, (prediction.label + uncertain) % CLASSES))
     data = from_datasets(*parts, outputs=CLASSES)
     found = evaluate_fully(bnn, data, EvaluationSettings(samples=3, shifts=()))
     outcomes = []

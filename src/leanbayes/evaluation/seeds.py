@@ -138,8 +138,8 @@ def rank(values: Mapping[str, Sequence[float]], best: Literal["high", "low"], ma
     A method is significantly worse if its test is significant at 95 %, with Holm's correction for the number of
     comparisons (Holm 1979). A method that is not is tied only if the test has enough power: the 95 % interval of its
     distance from the best one must end below half the distance of the nearest method that is significantly worse, and
-    below the margin. Without power, "not significantly worse" would only say that a method is noisy. Of equal means, the
-    first is the best. The selection of the best method by the same values is not corrected for.
+    below the margin. Without power, "not significantly worse" would only say that a method is noisy. Of equal means,
+    the first is the best. The selection of the best method by the same values is not corrected for.
 
     Args:
         values: The values of each method, one per seed, in the same order of seeds. Methods with a nan or an infinity
