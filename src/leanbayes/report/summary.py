@@ -47,17 +47,22 @@ def best_method(shown: Table) -> str:
     Of equal ones it is the one with the lowest NLL (or RMSE). The plain network itself, with or without temperature, is
     the best only if there is no other.
     """
-    beaten = _counts(shown, _tested(shown))
-
-    def order(name: str) -> tuple[int, int, float]:
-        cells = next(row.cells for row in shown.rows if row.name == name)
-        error = next((cells[key].mean for key in ("nll", "rmse") if key in cells), math.nan)
-        both, some = beaten.get(name, (0, 0))
-        return -both, -some, math.inf if math.isnan(error) else error
-
     names = [row.name for row in shown.rows]
     others = [name for name in names if name not in (shown.plain, shown.scaled)]
-    return min(others or names, key=order)
+    return _best_first(shown, others or names)[0]
+
+
+def _best_first(shown: Table, names: Iterable[str]) -> list[str]:
+    """Sort methods by the number of columns in which they beat the plain network, with temperature and without."""
+    beaten = _beaten(shown, _tested(shown))
+    cells = {row.name: row.cells for row in shown.rows}
+
+    def order(name: str) -> tuple[int, int, float]:
+        both = sum(_beats_scaled(shown, name, column) for column in beaten.get(name, ()))
+        error = next((cells[name][key].mean for key in ("nll", "rmse") if key in cells[name]), math.nan)
+        return -both, -len(beaten.get(name, ())), math.inf if math.isnan(error) else error
+
+    return sorted(names, key=order)
 
 
 def _tested(shown: Table) -> list[Column]:
@@ -65,15 +70,6 @@ def _tested(shown: Table) -> list[Column]:
     keys = [column.key for column in shown.columns]
     ordered = [key for tested in _TESTED for key in keys if key == tested or (tested == "ood:" and key[:4] == tested)]
     return [next(column for column in shown.columns if column.key == key) for key in ordered]
-
-
-def _counts(shown: Table, tested: Sequence[Column]) -> dict[str, tuple[int, int]]:
-    """Count the columns in which each method beats the plain network with and without temperature, and only without."""
-    found: dict[str, tuple[int, int]] = {}
-    for method, columns in _beaten(shown, tested).items():
-        both = [column for column in columns if _beats_scaled(shown, method, column)]
-        found[method] = len(both), len(columns) - len(both)
-    return found
 
 
 def _beaten(shown: Table, tested: Sequence[Column]) -> dict[str, list[Column]]:
@@ -91,8 +87,8 @@ def _beats_scaled(shown: Table, method: str, column: Column) -> bool:
 
 
 def _better_than_plain(shown: Table, tested: Sequence[Column]) -> list[str]:
-    beaten, counts = _beaten(shown, tested), _counts(shown, tested)
-    methods = sorted(beaten, key=lambda method: (-counts[method][0], -counts[method][1]))
+    beaten = _beaten(shown, tested)
+    methods = _best_first(shown, beaten)
     sentences = [_sentence(shown, method, beaten[method]) for method in methods[:_SENTENCES]]
     rest = methods[_SENTENCES:]
     if rest:
