@@ -198,7 +198,7 @@ def _counted(run: Callable[[], int]) -> _Counted:
 
 def _flops_of_pass(bnn: BayesianModel, x: Any, draw: Draw) -> Flops:
     with FlopCounter(bnn.parameters(), bnn.buffers()) as counter, bnn.drawn(draw) as call:
-        for value in bnn._values or ():
+        for value in bnn.values:
             # A random weight is an object that holds two tensors: a mean and a std.
             counter.add_weights(tensors_of(value if isinstance(value, torch.Tensor) else vars(value)))
         call_with(call, x)

@@ -99,11 +99,6 @@ class Sharing:
     partners: Tensor
     alpha: Tensor
 
-    @property
-    def paper_parameters(self) -> int:
-        """The number of parameters as the paper counts it."""
-        return paper_parameters(len(self.outliers), len(self.blended), len(self.mean))
-
     def weights(self, mean: Tensor, std: Tensor) -> tuple[Tensor, Tensor]:
         """Return mean and variance of each weight after sharing; outliers keep the given ones."""
         loc, variance = mean.clone(), std.square()
@@ -111,11 +106,6 @@ class Sharing:
         loc[inside], variance[inside] = self.mean[self.labels[inside]], self.std[self.labels[inside]].square()
         center, square = blend_moments(self.mean[self.partners], self.std[self.partners], self.alpha)
         return loc.index_copy(0, self.blended, center), variance.index_copy(0, self.blended, square)
-
-
-def paper_parameters(outliers: int, ellipses: int, gaussians: int) -> int:
-    """Return outliers + ellipses + 2·Gaussians (Tables 1 to 3), which omits labels, covariances and σ of outliers."""
-    return outliers + ellipses + 2 * gaussians
 
 
 @torch.no_grad()
