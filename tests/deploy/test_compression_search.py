@@ -139,6 +139,17 @@ def test_the_nll_equals_that_of_evaluate(likelihood: Any, rule: str) -> None:
         assert validation_nll(bnn, batches, **settings) == pytest.approx(wanted, rel=1e-12)
 
 
+def test_the_nll_of_scaled_targets_equals_that_of_evaluate() -> None:
+    torch.manual_seed(0)
+    bnn = lb.bayesianize(nn.Linear(3, 2), lb.MeanField(), likelihood=lb.Gaussian(0.5))
+    batches = [(torch.randn(5, 3), torch.randn(5, 2))]
+    for scale in ((3.0,), (3.0, 0.1)):
+        wanted = evaluate(bnn, batches, target_scale=scale)["nll"]
+        assert validation_nll(bnn, batches, target_scale=scale) == pytest.approx(wanted, rel=1e-6)
+    with pytest.raises(lb.LeanBayesError, match="target_scale has 3 numbers for 2 targets"):
+        validation_nll(bnn, batches, target_scale=(1.0, 2.0, 3.0))
+
+
 def test_the_nll_of_dense_labels_in_bytes_equals_that_of_evaluate() -> None:
     torch.manual_seed(0)
     bnn = lb.bayesianize(nn.Conv2d(2, 3, 3, padding=1), lb.MeanField(), likelihood=lb.Categorical(ignore_index=255))

@@ -148,6 +148,21 @@ def test_squared_gradients_are_per_example(network: str, monkeypatch: pytest.Mon
         torch.testing.assert_close(lb.sensitivity(net, [(x, y)], "fisher").scores, expected, rtol=1e-8, atol=1e-14)
 
 
+def test_a_result_prints_the_share_of_each_layer() -> None:
+    net = nn.Sequential(nn.Linear(4, 2, bias=False), nn.Linear(2, 1, bias=False))
+    with torch.no_grad():
+        net[0].weight.fill_(0.5)
+        net[1].weight.fill_(3.0)
+    lines = repr(lb.sensitivity(net, kind="magnitude")).splitlines()
+    assert lines == [
+        "Sensitivity: magnitude, 10 weights, share of each layer",
+        "  1.weight   60.0%",
+        "  0.weight   40.0%",
+    ]
+    many = nn.Sequential(*(nn.Linear(1, 1) for _ in range(12)))
+    assert repr(lb.sensitivity(many, kind="magnitude")).endswith("... and 2 more")
+
+
 # -- side effects and reproducibility ---------------------------------------------------------------------------------
 
 

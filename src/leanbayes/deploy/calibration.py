@@ -74,15 +74,15 @@ def calibrate(
     Args:
         bnn: The trained model. Only `bnn.moment_scale` and, with `layers=True`, `bnn.moment_layers` change, and a
             `bnn.policy`, which was fitted to other predictions, is removed.
-        batches: Held-out (input, label) pairs. Without labels, inputs do as well if `to="samples"`. Some hundred
+        batches: Held-out (input, label) pairs. Inputs alone are enough if `to="samples"`. Some hundred
             examples are enough.
         to: "labels" makes one pass agree with held-out labels, which corrects a posterior that is over- or
             underconfident. "samples" makes it agree with Monte Carlo samples of the weights. By default labels if the
             outputs are logits, and samples if they are not or with `layers=True`.
         samples: The number of Monte Carlo samples per example. By default 30, and 64 with `layers=True`.
         generator: The source of their noise. By default the model's own stream.
-        layers: Whether to measure the corrections of layers. Else those that the model has stay, and the factors are
-            fitted with them.
+        layers: Whether to measure the corrections of layers. If False, those that the model has stay, and the
+            factors are fitted with them.
         layer_inputs: The number of inputs to measure the corrections of layers on, the first ones of the batches.
         factors: Whether to fit the two factors. If False, with `layers=True`, they become 1.
         progress: A function that gets the number of inputs that are done, and of all inputs, while layers are measured.

@@ -53,7 +53,7 @@ class IVON(torch.optim.Optimizer):
         hess_init: The curvature that σ starts from. None chooses 0.5, or more if σ₀ would be more than a fifth of the
             std of the network's weights.
         weight_decay: The weight decay of parameters without a prior: norms, biases and deterministic weights.
-        scale_lr: The learning rate of a noise of the data that is learned, by Adam's update.
+        scale_lr: The learning rate of the noise in the data if it is learned, by Adam's update.
         keep_std: Keep the stds that the model has, to continue a training, instead of starting from σ₀.
 
     Raises:

@@ -91,7 +91,7 @@ class BayesianModel(PosteriorNetwork, Generic[P]):
         Weight decay over `bnn.parameters()` would pull ρ to 0, which is a std of 0.69.
 
         Args:
-            scale_lr: The learning rate of the posterior's std, and of a noise in the data that is learned.
+            scale_lr: The learning rate of the posterior's std, and of the noise in the data if it is learned.
 
         Example:
             >>> optimizer = torch.optim.AdamW(bnn.parameter_groups(), lr=1e-3, weight_decay=1e-2)

@@ -41,8 +41,8 @@ def elbo_loss(
         model: A `BayesianModel`, or DistributedDataParallel or torch.compile around one.
         x: A batch of inputs: a tensor, or a tuple or dict of tensors.
         y: The labels.
-        num_data: The number of training examples, over which the one KL is shared. A KL that is a mean, as
-            `lb.PBN(kl="mean")` has it, is not shared: the temperature is then its weight beside the mean NLL.
+        num_data: The number of training examples, by which the KL is divided. A KL that is a mean, as
+            `lb.PBN(kl="mean")` has it, is not divided: the temperature is then its weight relative to the mean NLL.
         likelihood: Another likelihood for this loss than the model's own. It may not have parameters.
         temperature: The weight of the KL; 1 is the ELBO. A tensor may change without recompilation.
         samples: The number of Monte Carlo samples to average. Under the rule "moments", which has no noise in the
@@ -50,7 +50,7 @@ def elbo_loss(
         over: "accumulate" runs the samples one after the other and keeps the gradient of each instead of its graph, so
             memory does not grow. "fold" repeats the batch, for rules with noise per example.
         generator: The source of the noise. By default the model's own stream.
-        check: Check the labels, and that the loss is finite. By default only on the CPU, where it costs no waiting.
+        check: Check the labels, and that the loss is finite. By default only on the CPU, where nothing waits for it.
 
     Returns:
         A scalar tensor. Call `backward()` on it.

@@ -85,7 +85,7 @@ class Posterior(nn.Module):
         raise NotImplementedError  # abstract
 
     def draw(self, key: Tensor) -> Sequence[Any]:
-        """Return one sample as a value per slot: a tensor, or an object that layers multiply by faster."""
+        """Return one sample as a value per slot: a tensor, or an object with a faster product."""
         if self._steady_std is None:
             return self.layout.split(self.sample(key))
         mean = self.mean()
@@ -148,7 +148,7 @@ class Posterior(nn.Module):
         return iter(())
 
     def diagonal_gaussian(self) -> DiagonalGaussian | None:
-        """Return the parameters of independent Gaussian weights with a Gaussian prior, or None if it has no such."""
+        """Return the parameters of independent Gaussian weights with a Gaussian prior, or None if there are none."""
         return None
 
     def to_file(self, tensors: dict[str, Tensor]) -> dict[str, Tensor]:

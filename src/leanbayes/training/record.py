@@ -86,7 +86,7 @@ def read_record(folder: str | os.PathLike[str]) -> dict[str, Any]:
     Returns:
         A dict with the keys "status", "config" (the settings), "command", "versions", "machine", "history" (the log
         entries), "scores" and "costs". Numbers that are not defined are nan. Settings that an earlier version of
-        leanbayes wrote under other names have their names of today.
+        leanbayes wrote under other names have their current names.
 
     Raises:
         LeanBayesError: The folder holds no run.
@@ -115,7 +115,7 @@ def read_record(folder: str | os.PathLike[str]) -> dict[str, Any]:
 
 
 def _under_current_names(value: Any) -> Any:
-    """Return encoded settings with the recipes and methods in them under the names of today."""
+    """Return encoded settings with the recipes and methods in them under their current names."""
     if isinstance(value, list):
         return [_under_current_names(item) for item in value]
     if not isinstance(value, dict):
