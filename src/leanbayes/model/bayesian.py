@@ -64,6 +64,7 @@ class BayesianModel(PosteriorNetwork, Generic[P]):
         self.optimized_by: str | None = None
         self.policy: Policy | None = None
         self.row_memory: dict[Any, int] = {}  # bytes that one example takes, as measured by `predict`
+        self.obstacles: dict[Any, str | None] = {}  # why `predict` cannot cut a batch of some kind
 
     def extra_repr(self) -> str:
         """Return the first line of `print(bnn)`."""
