@@ -26,7 +26,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
-from leanbayes.core.network import call_with, map_rows, tensors_of
+from leanbayes.core.network import call_with, inputs_of, map_rows, tensors_of
 from leanbayes.errors import LeanBayesError
 from leanbayes.likelihoods.accumulators import Running
 from leanbayes.model.bayesian import BayesianModel
@@ -77,7 +77,7 @@ def correct_layers(
 
 def _parts(batches: Sequence[Any], inputs: int) -> Iterator[tuple[Any, int]]:
     """Yield the first inputs of the batches in small parts, with the number of inputs in each."""
-    xs = [batch[0] if isinstance(batch, (tuple, list)) else batch for batch in batches]
+    xs = [inputs_of(batch) for batch in batches]
     sizes = [_count(x) for x in xs]
     left = min(inputs, sum(sizes))
     part = min(_LARGEST_PART, -(-left // _PARTS))
