@@ -3,6 +3,7 @@
 import difflib
 from collections.abc import Iterable
 
+from leanbayes.core.arguments import shown
 from leanbayes.errors import LeanBayesError
 
 
@@ -33,7 +34,7 @@ def lookup(kind: str, name: object, known: Iterable[str]) -> str:
     names = sorted(known)
     found = find(name, names)
     if found is None:
-        raise LeanBayesError(f"There is no {kind} {name!r}: {suggestion(name, names, f'use {_listed(names)}.')}")
+        raise LeanBayesError(f"There is no {kind} {shown(name)}: {suggestion(name, names, f'use {_listed(names)}.')}")
     return found
 
 

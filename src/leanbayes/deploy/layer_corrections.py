@@ -26,7 +26,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
-from leanbayes.core.network import call_with, map_rows, tensors_of
+from leanbayes.core.network import call_with, inputs_of, map_rows, tensors_of
 from leanbayes.errors import LeanBayesError
 from leanbayes.likelihoods.accumulators import Running
 from leanbayes.model.bayesian import BayesianModel
@@ -80,7 +80,7 @@ def _parts(batches: Sequence[Any], inputs: int, batch_first: bool) -> Iterator[t
 
     Batches whose first dimension may be time are not cut.
     """
-    xs = [batch[0] if isinstance(batch, (tuple, list)) else batch for batch in batches]
+    xs = [inputs_of(batch) for batch in batches]
     sizes = [_count(x) for x in xs]
     left = min(inputs, sum(sizes))
     if not batch_first:

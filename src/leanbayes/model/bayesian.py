@@ -12,6 +12,7 @@ from typing import Any, Generic
 import torch
 from torch import Tensor, nn
 
+from leanbayes.core.arguments import checked
 from leanbayes.core.layout import Layout, Report
 from leanbayes.core.network import in_first_order, places
 from leanbayes.likelihoods import Likelihood
@@ -47,6 +48,8 @@ class BayesianModel(PosteriorNetwork, Generic[P]):
         >>> prediction = bnn.predict(x)
         >>> prediction.label, prediction.mutual_information
     """
+
+    described = "a Bayesian model, which lb.bayesianize makes of a network"  # in messages about arguments
 
     def __init__(
         self,
@@ -86,6 +89,7 @@ class BayesianModel(PosteriorNetwork, Generic[P]):
         scales = {id(p) for p in self.posterior.scale_parameters()}
         return [p for p in self.parameters() if p.requires_grad and id(p) not in scales]
 
+    @checked()
     def parameter_groups(self, scale_lr: float = 1e-2) -> list[dict[str, Any]]:
         """Return parameter groups for one optimizer: means, and stds with their own rate and without weight decay.
 
@@ -111,11 +115,13 @@ class BayesianModel(PosteriorNetwork, Generic[P]):
         """How `kl` is computed: "exact" or "monte-carlo"."""
         return self.posterior.kl_kind
 
+    @checked()
     def kl(self, generator: torch.Generator | None = None) -> Tensor:
         """Return KL(q ‖ prior), summed over all weights. `kl_kind` says how it is computed."""
         exact = self.kl_kind == "exact"  # then no noise is spent on it
         return self.posterior.kl(self.noise.state if exact else self.next_draw(generator).key)
 
+    @checked(memory_budget="a number of bytes, such as 2**30")
     def predict(
         self,
         x: Any,
@@ -154,6 +160,7 @@ class BayesianModel(PosteriorNetwork, Generic[P]):
 
     # -- after training -----------------------------------------------------------------------------------------------
 
+    @checked()
     def refresh_batchnorm(self, batches: Iterable[Any], generator: torch.Generator | None = None) -> int:
         """Recompute the running statistics of all BatchNorm layers under the posterior, with one sample per batch.
 

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from leanbayes.core import checkpointing, noise
+from leanbayes.core.arguments import checked
 from leanbayes.core.layout import Layout
 from leanbayes.core.locks import ModelLock
 from leanbayes.core.network import places, quiet_recurrent_layers
@@ -319,6 +320,7 @@ class PosteriorNetwork(nn.Module):
         finally:
             self._put(before)
 
+    @checked()
     @contextlib.contextmanager
     def using(self, rule: str | Rule) -> Iterator[Self]:
         """Use another rule inside the block.
@@ -335,6 +337,7 @@ class PosteriorNetwork(nn.Module):
             finally:
                 self._rule = before
 
+    @checked()
     @contextlib.contextmanager
     def frozen(self, seed: int) -> Iterator[Self]:
         """Use the same noise, that of `seed`, in every pass inside the block.

@@ -4,7 +4,6 @@ import contextlib
 import math
 import warnings
 from dataclasses import replace
-from operator import index
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -36,8 +35,6 @@ def predict(
 ) -> Any:
     """Run the samples one after the other, each over the whole batch in as few passes as the memory allows."""
     rows = _count_rows(x)
-    if generator is not None and not isinstance(generator, torch.Generator):
-        raise LeanBayesError(f"generator={generator!r} must be a torch.Generator: torch.Generator().manual_seed(0).")
     outputs = []
     with torch.no_grad(), bnn.using(rule or bnn.current_rule), evaluation_mode(bnn), _steady(bnn):
         draws = draws_of(bnn, samples, generator)
@@ -87,15 +84,11 @@ def draws_of(bnn: "BayesianModel", samples: int | None, generator: torch.Generat
     if samples is None:
         samples = (members or bnn.method.samples) if bnn.current_rule.random else 1
     most = MOST_SAMPLES if members is None else members
-    try:
-        count = 0 if isinstance(samples, bool) else index(samples)
-    except TypeError:
-        count = 0
-    if not 1 <= count <= most:
+    if not 1 <= samples <= most:
         limit = f"{most:,}" if members is None else f"{members}, the number of members"
-        raise LeanBayesError(f"samples={samples!r} must be a whole number from 1 to {limit}.")
+        raise LeanBayesError(f"samples={samples} must be a whole number from 1 to {limit}.")
     _warn_of_rule_mismatch(bnn)
-    return [bnn.next_draw(generator, number) for number in range(count)]
+    return [bnn.next_draw(generator, number) for number in range(samples)]
 
 
 def _steady(bnn: "BayesianModel") -> contextlib.AbstractContextManager[None]:
@@ -113,7 +106,7 @@ def _warn_of_rule_mismatch(bnn: "BayesianModel") -> None:
             f"This network was trained with the rule {trained.name!r} and predicts with {used.name!r}, whose noise in "
             "convolutions is different: expect worse accuracy, or train with the rule that you predict with.",
             RuleMismatchWarning,
-            stacklevel=5,
+            stacklevel=6,
         )
 
 
@@ -128,7 +121,7 @@ class _Chunks:
         self._bnn, self._x, self._rows, self._draw = bnn, x, rows, draw
         self._step = rows
         if budget is not None:
-            if isinstance(budget, bool) or not isinstance(budget, int) or budget <= 0:
+            if budget <= 0:
                 raise LeanBayesError(f"memory_budget={budget!r} must be a positive number of bytes.")
             obstacle = self._cut_to(budget, 1)
             if obstacle is not None:
