@@ -19,6 +19,7 @@ from leanbayes.likelihoods import Likelihood
 from leanbayes.likelihoods.base import P
 from leanbayes.likelihoods.decisions import Policy
 from leanbayes.model import batchnorm, prediction
+from leanbayes.model.compiled_passes import CompiledPasses
 from leanbayes.model.draw import StochasticNetwork
 from leanbayes.model.forward_pass import PosteriorNetwork
 from leanbayes.model.method import Method
@@ -66,6 +67,7 @@ class BayesianModel(PosteriorNetwork, Generic[P]):
         self.trained_rule: str | None = None
         self.optimized_by: str | None = None
         self.policy: Policy | None = None
+        self.compiled_passes = CompiledPasses()
         self.row_memory: dict[Any, int] = {}  # bytes that one example takes, as measured by `predict`
         self.obstacles: dict[Any, str | None] = {}  # why `predict` cannot cut a batch of some kind
 
@@ -131,6 +133,7 @@ class BayesianModel(PosteriorNetwork, Generic[P]):
         generator: torch.Generator | None = None,
         memory_budget: int | None = None,
         keep_outputs: bool = False,
+        compile: bool | None = None,
     ) -> P:
         """Predict in evaluation mode, and split the uncertainty into an aleatoric and an epistemic part.
 
@@ -144,6 +147,9 @@ class BayesianModel(PosteriorNetwork, Generic[P]):
             generator: The source of the noise. By default the model's own stream.
             memory_budget: Bytes that the activations may take. Large batches are cut to fit.
             keep_outputs: Keep the raw output of every sample, (samples, batch, ...). Under "moments" it is the mean.
+            compile: Whether to compile the pass (torch.compile, on a GPU with CUDA graphs) and keep it for later calls
+                with inputs of the same shape. By default a pass is compiled on a GPU once passes of its shape have
+                taken some seconds. The results differ by rounding.
 
         Returns:
             The prediction that the likelihood makes, such as a `ClassPrediction`.
@@ -156,7 +162,7 @@ class BayesianModel(PosteriorNetwork, Generic[P]):
             >>> uncertain = prediction.mutual_information > 0.1
         """
         with self._alone():
-            return prediction.predict(self, x, samples, rule, generator, memory_budget, keep_outputs)
+            return prediction.predict(self, x, samples, rule, generator, memory_budget, keep_outputs, compile)
 
     # -- after training -----------------------------------------------------------------------------------------------
 

@@ -220,7 +220,7 @@ class PosteriorNetwork(nn.Module):
             for module, attribute in places_of_slot:
                 setattr(module, attribute, None if values is None else values[number])
 
-    def _call_network(self, draw: Draw, *args: Any, **kwargs: Any) -> Any:
+    def _call_network(self, draw: Draw | None, *args: Any, **kwargs: Any) -> Any:
         context = self.pass_context((args, kwargs))
         self._rule.begin(self._values or (), context)
         if isinstance(self.network, StochasticNetwork):
@@ -298,6 +298,10 @@ class PosteriorNetwork(nn.Module):
             finally:
                 self._block_draw = outer
                 self._put(before)
+
+    def call_with_values(self, *args: Any, **kwargs: Any) -> Any:
+        """Call a network whose weights are in place, as inside `drawn`, and whose only randomness they are."""
+        return self._call_network(None, *args, **kwargs)
 
     @contextlib.contextmanager
     def holding(self, weights: Tensor) -> Iterator[nn.Module]:
