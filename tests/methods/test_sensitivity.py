@@ -149,10 +149,11 @@ def test_squared_gradients_are_per_example(network: str, monkeypatch: pytest.Mon
 
 
 def test_a_result_prints_the_share_of_each_layer() -> None:
-    net = nn.Sequential(nn.Linear(4, 2, bias=False), nn.Linear(2, 1, bias=False))
+    first, second = nn.Linear(4, 2, bias=False), nn.Linear(2, 1, bias=False)
     with torch.no_grad():
-        net[0].weight.fill_(0.5)
-        net[1].weight.fill_(3.0)
+        first.weight.fill_(0.5)
+        second.weight.fill_(3.0)
+    net = nn.Sequential(first, second)
     lines = repr(lb.sensitivity(net, kind="magnitude")).splitlines()
     assert lines == [
         "Sensitivity: magnitude, 10 weights, share of each layer",

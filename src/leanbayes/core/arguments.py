@@ -15,10 +15,12 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import Dataset
 
+from leanbayes.core.names import shown, suggestion
 from leanbayes.errors import LeanBayesError
 
 F = TypeVar("F", bound=Callable[..., Any])
 _UNFIT: Any = object()
+_VARIABLE = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
 _LEAST, _MOST = -(2**63), 2**64 - 1  # of whole numbers
 _KINDS: dict[Any, tuple[str, Any]] = {
     bool: ("true or false", bool),
@@ -35,7 +37,6 @@ _DESCRIPTIONS: dict[Any, str] = {
 }
 _ITERABLES = (Iterable, collections.abc.Iterable, collections.abc.Collection)
 _SHOWN = (str, bytes, bool, int, float, complex, type(None), list, tuple, dict, set)
-_LENGTH = 80  # characters of a value in a message
 
 
 def checked(**expected: str) -> Callable[[F], F]:
@@ -63,8 +64,7 @@ def checked(**expected: str) -> Callable[[F], F]:
                 return function(*args, **kwargs)
             hints = _hints(function)
             for name, value in bound.arguments.items():
-                plain = signature.parameters[name].kind not in (inspect._VAR_POSITIONAL, inspect._VAR_KEYWORD)
-                if plain and name in hints:
+                if signature.parameters[name].kind not in _VARIABLE and name in hints:
                     bound.arguments[name] = checked_value(name, value, hints[name], expected.get(name))
             return function(*bound.args, **bound.kwargs)
 
@@ -92,18 +92,14 @@ def checked_value(name: str, value: Any, hint: Any, expected: str | None = None,
     if found is _UNFIT:
         if type(value) is int and not _LEAST <= value <= _MOST:
             raise LeanBayesError(f"{name}={shown(value)} must be a whole number of at most 64 bits.")
-        expected = expected or _describe(hint)
+        expected, words = expected or _describe(hint), [one for one in _choices(hint) if isinstance(one, str)]
+        if isinstance(value, str) and words:
+            raise LeanBayesError(f"{name}={shown(value)} is unknown: {suggestion(value, words, f'use {expected}.')}")
         if isinstance(value, _SHOWN):
             raise LeanBayesError(f"{name}={shown(value)} must be {expected}.")
         kind = f"the class {value.__name__}" if isinstance(value, type) else type(value).__name__
         raise LeanBayesError(f"{name} must be {expected}, not {kind}.")
     return found
-
-
-def shown(value: Any) -> str:
-    """Return a value as a message shows it: in one line that is not long."""
-    text = " ".join(repr(value).split())
-    return text if len(text) <= _LENGTH else f"{text[: _LENGTH - 3]}..."
 
 
 def plain(value: Any) -> Any:
@@ -137,7 +133,7 @@ def _number(value: Any, hint: Any) -> Any:
     return value
 
 
-def _sequence(value: Any, kind: Any, parts: Sequence[Any], any_word: bool) -> Any:
+def _sequence(value: Any, kind: Any, parts: tuple[Any, ...], any_word: bool) -> Any:
     """Return a sequence with checked elements; NumPy arrays are sequences of numbers."""
     value = value.tolist() if isinstance(value, np.ndarray) else value
     if not isinstance(value, collections.abc.Sequence) or isinstance(value, (str, bytes)):
@@ -177,6 +173,15 @@ def _is_iterable(value: Any) -> bool:
     if isinstance(value, (str, bytes, Mapping, type)) or (isinstance(value, Tensor) and value.dim() == 0):
         return False
     return hasattr(value, "__iter__") or hasattr(value, "__getitem__")
+
+
+def _choices(hint: Any) -> list[Any]:
+    """Return the values of a `Literal` type, also as a part of a union."""
+    parts = typing.get_args(hint)
+    if typing.get_origin(hint) is Literal:
+        return list(parts)
+    unions = (typing.Union, types.UnionType)
+    return [one for part in parts for one in _choices(part)] if typing.get_origin(hint) in unions else []
 
 
 def _describe(hint: Any) -> str:

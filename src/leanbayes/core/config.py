@@ -7,8 +7,8 @@ import typing
 from collections.abc import Mapping
 from typing import Any, TypeVar
 
-from leanbayes.core.arguments import checked_value, plain, shown
-from leanbayes.core.names import suggestion
+from leanbayes.core.arguments import checked_value, plain
+from leanbayes.core.names import shown, suggestion
 from leanbayes.errors import FileFormatError, LeanBayesError
 
 T = TypeVar("T")

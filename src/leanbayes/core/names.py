@@ -3,8 +3,15 @@
 import difflib
 from collections.abc import Iterable
 
-from leanbayes.core.arguments import shown
 from leanbayes.errors import LeanBayesError
+
+_LENGTH = 80  # characters of a value in a message
+
+
+def shown(value: object) -> str:
+    """Return a value as a message shows it: in one line that is not long."""
+    text = " ".join(repr(value).split())
+    return text if len(text) <= _LENGTH else f"{text[: _LENGTH - 3]}..."
 
 
 def bare(name: str) -> str:

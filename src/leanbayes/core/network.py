@@ -10,8 +10,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
-from leanbayes.core.arguments import shown
 from leanbayes.core.layout import Layout
+from leanbayes.core.names import shown
 from leanbayes.errors import LeanBayesError
 
 _ORDER = "_leanbayes_parameter_order"

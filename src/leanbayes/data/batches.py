@@ -7,7 +7,8 @@ import torch
 from torch import Tensor
 from torch.utils.data import Dataset
 
-from leanbayes.core.arguments import checked, shown
+from leanbayes.core.arguments import checked
+from leanbayes.core.names import shown
 from leanbayes.core.network import map_tensors
 from leanbayes.core.noise import mix
 from leanbayes.data.base import check_map_style, in_memory
