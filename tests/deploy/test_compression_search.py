@@ -134,8 +134,9 @@ def test_the_nll_equals_that_of_evaluate(likelihood: Any, rule: str) -> None:
     bnn.rule = rule
     x = torch.randn(50, 20, generator=torch.Generator().manual_seed(1))
     batches = [*zip(x.split(20), targets(likelihood).split(20), strict=True)]
-    for settings in ({}, {"samples": 1 if rule == "moments" else 4, "seed": 7}):
-        wanted = evaluate(bnn, batches, details=False, **settings)["nll"]  # type: ignore[arg-type]
+    several: list[dict[str, Any]] = [{}, {"samples": 1 if rule == "moments" else 4, "seed": 7}]
+    for settings in several:
+        wanted = evaluate(bnn, batches, details=False, **settings)["nll"]
         assert validation_nll(bnn, batches, **settings) == pytest.approx(wanted, rel=1e-12)
 
 

@@ -27,7 +27,8 @@ from typing import Any, Literal, NamedTuple, get_args
 import torch
 from torch import Tensor
 
-from leanbayes.core.network import call_with, evaluation_mode, output_tensor
+from leanbayes.core.arguments import checked
+from leanbayes.core.network import call_with, evaluation_mode, inputs_of, output_tensor
 from leanbayes.deploy.layer_corrections import Progress, correct_layers
 from leanbayes.errors import LeanBayesError
 from leanbayes.likelihoods.accumulators import Running
@@ -52,6 +53,7 @@ class _Outcomes(NamedTuple):
     probs: Tensor
 
 
+@checked()
 @torch.inference_mode(False)
 def calibrate(
     bnn: BayesianModel,
@@ -157,7 +159,7 @@ def _to_samples(
     sums = torch.zeros(4, dtype=torch.float64, device=bnn.device)
     kept: list[_Outcomes] = []
     for batch in batches:
-        x = batch[0] if isinstance(batch, (tuple, list)) else batch
+        x = inputs_of(batch)
         found, outcomes = _compare(bnn, x, samples, generator)
         sums += found
         kept += [] if outcomes is None else [outcomes]
@@ -200,7 +202,7 @@ def _to_labels(bnn: BayesianModel, batches: Iterable[Any]) -> tuple[float, float
     for batch in batches:
         if not isinstance(batch, (tuple, list)) or len(batch) < 2:
             raise LeanBayesError('calibrate() needs (input, label) pairs: pass them, or use to="samples".')
-        loc, variance = _one_pass(bnn, batch[0])
+        loc, variance = _one_pass(bnn, inputs_of(batch))
         rows, y = _rows(bnn, loc, variance), batch[1].to(loc.device)
         if rows is None:
             name = type(bnn.likelihood).__name__

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from leanbayes.core import gaussian
+from leanbayes.core.arguments import checked
 from leanbayes.engines.base import Engine, OptimizerSettings, likelihood_parameters, register_engine
 from leanbayes.errors import LeanBayesError, UnsupportedOperation
 from leanbayes.model.bayesian import BayesianModel
@@ -68,6 +69,7 @@ class IVON(torch.optim.Optimizer):
         ...     optimizer.zero_grad(); loss.backward(); optimizer.step()
     """
 
+    @checked(num_data="the number of training examples, such as len(train_set)")
     def __init__(
         self,
         model: nn.Module,
@@ -257,6 +259,8 @@ def _check_arguments(
     weight_decay: float,
     scale_lr: float,
 ) -> None:
+    if isinstance(lr, Tensor) and lr.numel() != 1:
+        raise LeanBayesError(f"lr must be one number, not a tensor of shape {tuple(lr.shape)}.")
     numbers = {"num_data": num_data, "temperature": temperature, "hess_init": 1 if hess_init is None else hess_init}
     for name, value in {**numbers, "lr": float(lr), "scale_lr": scale_lr}.items():
         if not 0 < value < math.inf:

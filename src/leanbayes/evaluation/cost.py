@@ -18,6 +18,7 @@ from typing import Any
 
 import torch
 
+from leanbayes.core.arguments import checked
 from leanbayes.core.counters import CostCounter, PeakMemory
 from leanbayes.core.flops import FlopCounter, Flops
 from leanbayes.core.network import call_with, evaluation_mode, output_tensor, tensors_of
@@ -79,6 +80,7 @@ class Comparison:
         return {name: _ratio(ours, plain[name]) for name, ours in asdict(self.ours).items()}
 
 
+@checked()
 def costs_of(
     bnn: BayesianModel, x: Any, *, samples: int | None = None, rule: str | None = None, repeats: int = 5
 ) -> Comparison:

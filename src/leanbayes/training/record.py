@@ -14,6 +14,7 @@ from typing import Any
 import numpy
 import torch
 
+from leanbayes.core.arguments import checked
 from leanbayes.core.config import current_settings
 from leanbayes.core.files import reason_of, written_whole
 from leanbayes.core.json_values import check_shape, json_text, read_untrusted, with_nan
@@ -77,6 +78,7 @@ class Record:
         write_json(self.folder / "run.json", values)
 
 
+@checked()
 def read_record(folder: str | os.PathLike[str]) -> dict[str, Any]:
     """Read the record of a run, `run.json` in its folder.
 
@@ -98,7 +100,7 @@ def read_record(folder: str | os.PathLike[str]) -> dict[str, Any]:
         >>> [entry["loss"] for entry in record["history"]]
     """
     path = Path(folder) / "run.json"
-    if not path.is_file():
+    if not os.path.isfile(path):
         inside = sorted(Path(folder).glob("*/run.json"))
         hint = f"give one of the runs in it, such as {inside[0].parent}" if inside else "check the path"
         raise LeanBayesError(f"There is no run in {folder} (it has no run.json): {hint}.")

@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+from leanbayes.core.arguments import checked
 from leanbayes.core.quantization import Precision
 from leanbayes.deploy.compact.compact_file import CompactFile, write_compact
 from leanbayes.deploy.compact.search import Batches, Goal, parse_size, search
@@ -13,6 +14,7 @@ from leanbayes.errors import LeanBayesError
 from leanbayes.model.bayesian import BayesianModel
 
 
+@checked(target_size="a number of bytes, or a size such as '50 KB'")
 def compress(
     bnn: BayesianModel,
     path: str | os.PathLike[str],

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from leanbayes.core.arguments import checked_value
 from leanbayes.errors import LeanBayesError
 from leanbayes.likelihoods import BinaryPrediction, ClassPrediction, Prediction, RegressionPrediction
 from leanbayes.model.bayesian import BayesianModel
@@ -26,7 +27,7 @@ def validation_nll(
     """Predict every batch (x, y), and return the mean negative log-likelihood per label, for scaled targets."""
     total, count = 0.0, 0
     ignore_index = getattr(bnn.likelihood, "ignore_index", -100)
-    for number, batch in enumerate(batches):
+    for number, batch in enumerate(checked_value("data", batches, Iterable)):
         if not isinstance(batch, (tuple, list)) or len(batch) != 2 or not isinstance(batch[1], Tensor):
             raise LeanBayesError("compress() needs data of (x, y) batches to score candidates: pass such batches.")
         x, y = batch

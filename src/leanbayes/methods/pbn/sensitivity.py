@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from leanbayes.core.arguments import checked
 from leanbayes.core.layout import Layout, Select
 from leanbayes.errors import LeanBayesError
 from leanbayes.likelihoods import Likelihood
@@ -105,6 +106,7 @@ class Sensitivity:
         return {slot.name: count for slot, count in zip(self.layout, counts, strict=True)}
 
 
+@checked()
 def sensitivity(
     model: nn.Module,
     batches: Iterable[tuple[Any, Tensor]] | None = None,

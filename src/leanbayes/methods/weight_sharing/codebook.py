@@ -152,7 +152,7 @@ def share_weights(
     empty = (none, none, none.view(0, 2, 2), no_index[:, 0], no_index[:, 0], no_index, none.view(0, settings.nearest))
     parts, labels, first = [empty], torch.full_like(mean, -1, dtype=torch.int64), 0
     for group in groups:
-        count = max(1, round((settings.components or 0) * len(group) / len(index)))
+        count = max(1, round((settings.components or 0) * len(group) / max(len(index), 1)))
         count = min(count, len(group) // max(settings.minimum, 1))
         if not count:  # too few to share
             continue

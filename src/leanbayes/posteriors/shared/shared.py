@@ -57,6 +57,7 @@ class SharedPosterior(Posterior):
     partners: Tensor
     factors: Tensor
     sizes_vary = True
+    caches_moments = True
 
     def __init__(
         self,
