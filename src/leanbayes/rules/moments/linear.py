@@ -31,10 +31,12 @@ def linear(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
 
 
 def _uncorrected(function: Callable[..., Any], form: LinearForm, arguments: dict[str, Any]) -> Any:
-    if form.weight == "other" and arguments["other"].dim() != 2:
+    if form.weight == "other":
         from leanbayes.rules.moments.products import matmul
 
-        return matmul(arguments["input"], arguments["other"])
+        other = arguments["other"]
+        if other.dim() != 2 or (isinstance(other, Moments) and other.common is not None):  # not a weight
+            return matmul(arguments["input"], other)
     if arguments.get("max_norm") is not None:
         raise unsupported("an embedding with max_norm", 'remove max_norm, or use bnn.using("sample").')
     if form.bias == "input":
@@ -78,8 +80,10 @@ class _Tokens(NamedTuple):
         if isinstance(x, Moments) and x.copies is not None:  # a weight, whose rows are channels
             return None
         rows, first = within.rows, within.batch_first
-        if rows == 0 or x.shape[0] == rows or x.shape[0] % rows:
+        if rows == 0 or x.shape[0] in (1, rows):
             return None
+        if x.shape[0] % rows:  # a selection of tokens, or a table of positions
+            return cls(1, x.shape[0], True)
         if isinstance(x, Moments) and x.common is not None:
             shared = [x.common.shape[place + 1] == 1 for place in groups_of(x)[0]]
             first = shared[-1] if len(shared) > 1 and any(shared) else first  # tokens share noise, examples do not
