@@ -114,7 +114,10 @@ def embedding_bag(
     include_last_offset: bool = False,
     padding_idx: int | None = None,
 ) -> Moments:
-    """Sum or average rows of a weight, each with its own noise: variances are Σv, Σs²v with factors s, or Σv/n²."""
+    """Sum or average rows of a weight, each with its own noise: Σ_i c_i²·v_i, where c_i is how often row i is in a bag.
+
+    With factors, c_i is the sum of those of row i.
+    """
     if (
         max_norm is not None
         or mode == "max"
@@ -129,9 +132,19 @@ def embedding_bag(
         return F.embedding_bag(input, rows, offsets, mode=how, per_sample_weights=factors, **settings)
 
     v = weight.variance
-    factors = None if per_sample_weights is None else per_sample_weights.to(v.dtype).square()
-    variance = summed(v, "sum", factors)
+    factors = torch.ones_like(input, dtype=v.dtype) if per_sample_weights is None else per_sample_weights.to(v.dtype)
+    variance = summed(v, "sum", factors * _sums_of_equals(factors, input, offsets, len(v)))
     if mode == "mean":
         count = summed(torch.ones_like(v[:, :1]), "sum").clamp_min(1)
         variance = variance / count.square()
     return weight.like(summed(weight.loc, mode, per_sample_weights), variance)
+
+
+def _sums_of_equals(factors: Tensor, rows: Tensor, offsets: Tensor | None, count: int) -> Tensor:
+    """Return for each entry of all bags the sum of the factors of the same row in its bag."""
+    places = torch.arange(rows.numel(), device=rows.device)
+    bags = places // max(1, rows.shape[-1]) if offsets is None else torch.searchsorted(offsets, places, right=True)
+    keys, order = (bags * count + rows.reshape(-1)).sort()
+    groups = torch.cat([keys.new_zeros(1), (keys.diff() != 0).long()]).cumsum(0)[: len(keys)]
+    sums = torch.zeros_like(factors).reshape(-1).index_add(0, groups, factors.reshape(-1)[order])
+    return torch.empty_like(sums).scatter(0, order, sums[groups]).reshape(factors.shape)
