@@ -120,12 +120,20 @@ class Standardized(nn.Module):
             w = (w - mean) / torch.sqrt(var + 1e-5)
         elif self.how == "layer_norm":
             w = F.layer_norm(w, w.shape[1:])
+        elif self.how == "einsum":
+            w = w - torch.einsum("oihw->o", w)[:, None, None, None] / 27
+        elif self.how == "softmax":  # as in lightweight convolutions
+            w = w.flatten(1).softmax(1).view_as(w)
+        elif self.how == "interpolate":  # patches of another size
+            w = F.interpolate(w, scale_factor=2.0, mode="bilinear")
         else:
             w = w - w.mean((1, 2, 3), keepdim=True)
         return F.conv2d(x, w)
 
 
-@pytest.mark.parametrize("how", ["batch_norm", "var and mean", "layer_norm", "mean"])
+@pytest.mark.parametrize(
+    "how", ["batch_norm", "var and mean", "layer_norm", "mean", "einsum", "softmax", "interpolate"]
+)
 def test_moments_refuse_weight_standardization(how: str) -> None:
     bnn = lb.bayesianize(Standardized(how), lb.MeanField())
     with bnn.using("moments"), pytest.raises(lb.UnsupportedOperation, match=r"standardization.*sample"):
