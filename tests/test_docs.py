@@ -57,9 +57,13 @@ def test_the_readme_runs(
 
 def test_the_page_on_training_runs(names: dict[str, object], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    fit, own_loop = python_blocks(ROOT / "docs" / "training.md")
+    fit, two_data_sets, own_loop = python_blocks(ROOT / "docs" / "training.md")
     exec(fit.replace("epochs=30", "epochs=1"), names)
     assert (tmp_path / "runs" / "mine" / "model.safetensors").is_file()
+    exec(
+        two_data_sets.replace("epochs=30", "epochs=1"),
+        names | {"first_set": names["train_set"], "second_set": names["test_set"]},
+    )
     exec(own_loop, names)
     assert isinstance(names["training"], lb.Training)
     assert names["training"].step == names["training"].steps == 6
