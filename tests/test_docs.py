@@ -84,10 +84,12 @@ def test_the_page_on_sparse_networks_runs(
 def test_the_page_on_decisions_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     names: dict[str, Any] = {}
-    (block,) = python_blocks(ROOT / "docs" / "decisions.md")
+    block, acquiring = python_blocks(ROOT / "docs" / "decisions.md")
     exec(block, names)
     assert lb.load(tmp_path / "model.safetensors", names["network"]).policy == names["policy"]
     assert names["decision"].sets.any(-1).all()
+    exec(acquiring, names)
+    assert len(set(names["places"].tolist())) == 10
     text = " ".join((ROOT / "docs" / "decisions.md").read_text().split())
     needed = [least_examples(risk, 0.05) for risk in (0.01, 0.05)]
     assert f"a risk of 1 % needs {needed[0]} held-out examples, and 5 % needs {needed[1]}" in text
