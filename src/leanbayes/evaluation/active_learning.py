@@ -72,8 +72,9 @@ def acquire(
         separate = bnn.noise_per_example
     if score is None and not shared:
         raise LeanBayesError(
-            f"Joint information needs weight samples that all examples share, which {type(bnn.method).__name__} with the "
-            f"rule {rule or bnn.current_rule.name!r} does not have: use rule='sample', or score='mutual_information'."
+            f"Joint information needs weight samples that all examples share, which {type(bnn.method).__name__} with "
+            f"the rule {rule or bnn.current_rule.name!r} does not have: use rule='sample', or "
+            "score='mutual_information'."
         )
     parts: list[Tensor] = []
     noises: list[Tensor] = []
@@ -132,7 +133,7 @@ def class_batch(probs: Tensor, number: int, seed: int, labelings: int = _LABELIN
     Returns:
         The chosen examples, and what each adds to the joint information, in nats.
     """
-    examples, samples, classes = probs.shape
+    samples, classes = probs.shape[1:]
     aleatoric = torch.special.entr(probs).sum(-1).mean(-1)
     logs = probs.clamp_min(1e-300).log()
     generator = torch.Generator().manual_seed(seed)
