@@ -27,7 +27,8 @@ from typing import Any, Literal, NamedTuple, get_args
 import torch
 from torch import Tensor
 
-from leanbayes.core.network import call_with, evaluation_mode, output_tensor
+from leanbayes.core.arguments import checked
+from leanbayes.core.network import call_with, evaluation_mode, inputs_of, output_tensor
 from leanbayes.deploy.layer_corrections import Progress, correct_layers
 from leanbayes.errors import LeanBayesError
 from leanbayes.likelihoods.accumulators import Running
@@ -52,6 +53,7 @@ class _Outcomes(NamedTuple):
     probs: Tensor
 
 
+@checked()
 @torch.inference_mode(False)
 def calibrate(
     bnn: BayesianModel,
@@ -74,15 +76,15 @@ def calibrate(
     Args:
         bnn: The trained model. Only `bnn.moment_scale` and, with `layers=True`, `bnn.moment_layers` change, and a
             `bnn.policy`, which was fitted to other predictions, is removed.
-        batches: Held-out (input, label) pairs. Without labels, inputs do as well if `to="samples"`. Some hundred
+        batches: Held-out (input, label) pairs. Inputs alone are enough if `to="samples"`. Some hundred
             examples are enough.
         to: "labels" makes one pass agree with held-out labels, which corrects a posterior that is over- or
             underconfident. "samples" makes it agree with Monte Carlo samples of the weights. By default labels if the
             outputs are logits, and samples if they are not or with `layers=True`.
         samples: The number of Monte Carlo samples per example. By default 30, and 64 with `layers=True`.
         generator: The source of their noise. By default the model's own stream.
-        layers: Whether to measure the corrections of layers. Else those that the model has stay, and the factors are
-            fitted with them.
+        layers: Whether to measure the corrections of layers. If False, those that the model has stay, and the
+            factors are fitted with them.
         layer_inputs: The number of inputs to measure the corrections of layers on, the first ones of the batches.
         factors: Whether to fit the two factors. If False, with `layers=True`, they become 1.
         progress: A function that gets the number of inputs that are done, and of all inputs, while layers are measured.
@@ -157,7 +159,7 @@ def _to_samples(
     sums = torch.zeros(4, dtype=torch.float64, device=bnn.device)
     kept: list[_Outcomes] = []
     for batch in batches:
-        x = batch[0] if isinstance(batch, (tuple, list)) else batch
+        x = inputs_of(batch)
         found, outcomes = _compare(bnn, x, samples, generator)
         sums += found
         kept += [] if outcomes is None else [outcomes]
@@ -200,7 +202,7 @@ def _to_labels(bnn: BayesianModel, batches: Iterable[Any]) -> tuple[float, float
     for batch in batches:
         if not isinstance(batch, (tuple, list)) or len(batch) < 2:
             raise LeanBayesError('calibrate() needs (input, label) pairs: pass them, or use to="samples".')
-        loc, variance = _one_pass(bnn, batch[0])
+        loc, variance = _one_pass(bnn, inputs_of(batch))
         rows, y = _rows(bnn, loc, variance), batch[1].to(loc.device)
         if rows is None:
             name = type(bnn.likelihood).__name__

@@ -21,6 +21,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from leanbayes.core.arguments import checked
 from leanbayes.core.files import written_whole
 from leanbayes.core.network import map_rows
 from leanbayes.deploy.one_pass_graph import OnePassGraph, example_tensors
@@ -57,6 +58,7 @@ class Exported:
     error: float | None
 
 
+@checked()
 def export_onnx(
     bnn: BayesianModel,
     path: str | os.PathLike[str],
@@ -107,6 +109,7 @@ def export_onnx(
     return Exported(Path(path), Path(path).stat().st_size, names, outputs, error)
 
 
+@checked()
 def export_program(bnn: BayesianModel, example: Any, *, rule: str | Rule = "moments") -> torch.export.ExportedProgram:
     """Return one pass by moments as a torch.export program.
 

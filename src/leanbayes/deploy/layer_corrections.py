@@ -26,7 +26,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
-from leanbayes.core.network import call_with, map_rows, tensors_of
+from leanbayes.core.network import call_with, inputs_of, map_rows, tensors_of
 from leanbayes.errors import LeanBayesError
 from leanbayes.likelihoods.accumulators import Running
 from leanbayes.model.bayesian import BayesianModel
@@ -57,7 +57,7 @@ def correct_layers(
     """
     made = bnn.method.make_rule("moments")
     assert isinstance(made, MomentPropagation)
-    parts = list(_parts(list(batches), inputs))
+    parts = list(_parts(list(batches), inputs, bnn.batch_first))
     layers: dict[int, _Layer] = {}
     done, total = 0, sum(rows for _, rows in parts)
     for x, rows in parts:
@@ -75,11 +75,17 @@ def correct_layers(
     return found
 
 
-def _parts(batches: Sequence[Any], inputs: int) -> Iterator[tuple[Any, int]]:
-    """Yield the first inputs of the batches in small parts, with the number of inputs in each."""
-    xs = [batch[0] if isinstance(batch, (tuple, list)) else batch for batch in batches]
+def _parts(batches: Sequence[Any], inputs: int, batch_first: bool) -> Iterator[tuple[Any, int]]:
+    """Yield the first inputs of the batches in small parts, with the number of inputs in each.
+
+    Batches whose first dimension may be time are not cut.
+    """
+    xs = [inputs_of(batch) for batch in batches]
     sizes = [_count(x) for x in xs]
     left = min(inputs, sum(sizes))
+    if not batch_first:
+        yield from zip(xs, sizes, strict=True)
+        return
     part = min(_LARGEST_PART, -(-left // _PARTS))
     for x, rows in zip(xs, sizes, strict=True):
         for start in range(0, min(rows, left), part):

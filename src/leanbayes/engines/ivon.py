@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from leanbayes.core import gaussian
+from leanbayes.core.arguments import checked
 from leanbayes.engines.base import Engine, OptimizerSettings, likelihood_parameters, register_engine
 from leanbayes.errors import LeanBayesError, UnsupportedOperation
 from leanbayes.model.bayesian import BayesianModel
@@ -53,7 +54,7 @@ class IVON(torch.optim.Optimizer):
         hess_init: The curvature that σ starts from. None chooses 0.5, or more if σ₀ would be more than a fifth of the
             std of the network's weights.
         weight_decay: The weight decay of parameters without a prior: norms, biases and deterministic weights.
-        scale_lr: The learning rate of a noise of the data that is learned, by Adam's update.
+        scale_lr: The learning rate of the noise in the data if it is learned, by Adam's update.
         keep_std: Keep the stds that the model has, to continue a training, instead of starting from σ₀.
 
     Raises:
@@ -68,6 +69,7 @@ class IVON(torch.optim.Optimizer):
         ...     optimizer.zero_grad(); loss.backward(); optimizer.step()
     """
 
+    @checked(num_data="the number of training examples, such as len(train_set)")
     def __init__(
         self,
         model: nn.Module,
@@ -257,6 +259,8 @@ def _check_arguments(
     weight_decay: float,
     scale_lr: float,
 ) -> None:
+    if isinstance(lr, Tensor) and lr.numel() != 1:
+        raise LeanBayesError(f"lr must be one number, not a tensor of shape {tuple(lr.shape)}.")
     numbers = {"num_data": num_data, "temperature": temperature, "hess_init": 1 if hess_init is None else hess_init}
     for name, value in {**numbers, "lr": float(lr), "scale_lr": scale_lr}.items():
         if not 0 < value < math.inf:

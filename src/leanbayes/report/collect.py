@@ -4,6 +4,7 @@ import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
+from leanbayes.core.arguments import checked
 from leanbayes.errors import LeanBayesError
 from leanbayes.evaluation.seeds import anova
 from leanbayes.report import figures
@@ -27,6 +28,7 @@ _SECTIONS: dict[str, tuple[str, str]] = {
 _TESTED = ("accuracy", "miou", "rmse", "nll", "ece", "crps", "corruptions:accuracy", "corruptions:nll", "noise:nll")
 
 
+@checked()
 def document_of(runs: Sequence[EvaluatedRun], title: str = "", command: str = "") -> Document:
     """Create a report from the runs of several methods and seeds on one data set.
 
