@@ -313,7 +313,8 @@ def test_exported_programs_have_the_corrections(tmp_path: Path) -> None:
     file = lb.export_onnx(bnn, tmp_path / "model.onnx", x)
     assert file.error is not None
     session = runtime.InferenceSession(str(file.path), providers=["CPUExecutionProvider"])
-    mean, variance, probs = (torch.from_numpy(part) for part in session.run(None, {"input": x.numpy()}))
+    names = ["mean", "variance", "probs"]
+    mean, variance, probs = (torch.from_numpy(part) for part in session.run(names, {"input": x.numpy()}))
     torch.testing.assert_close(mean, ours.loc, rtol=1e-4, atol=1e-5)
     torch.testing.assert_close(variance, ours.variance.expand_as(variance), rtol=1e-4, atol=1e-5)
     torch.testing.assert_close(probs, wanted, rtol=1e-4, atol=1e-5)
