@@ -1,5 +1,6 @@
 """`leanbayes info PATH`: describe a saved model, or the folder of a run."""
 
+import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -40,7 +41,7 @@ def command(words: list[str]) -> Callable[[], None]:
 
 def _info(path: Path, as_json: bool) -> None:
     found: dict[str, Any] = {}
-    if not path.exists():
+    if not os.path.exists(path):
         raise LeanBayesError(f"There is no file or folder {path}: check the path.")
     if path.is_dir():
         record = read_record(path)

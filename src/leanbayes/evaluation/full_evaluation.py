@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import Dataset, Subset
 
+from leanbayes.core.arguments import checked
 from leanbayes.core.config import configurable
 from leanbayes.core.network import input_dtype, tensors_of
 from leanbayes.core.noise import mix
@@ -91,6 +92,7 @@ class EvaluationSettings:
             get_rule(self.rule)
 
 
+@checked()
 def evaluate_fully(
     bnn: BayesianModel,
     data: Data,

@@ -3,6 +3,7 @@
 import math
 from collections.abc import Callable, Mapping, Sequence
 
+from leanbayes.core.arguments import checked
 from leanbayes.errors import LeanBayesError
 from leanbayes.evaluation.seeds import anova
 from leanbayes.report import figures
@@ -28,6 +29,7 @@ _FIRST = frozenset(  # figures that are shown at first; the others are shown on 
 )
 
 
+@checked()
 def document_of(runs: Sequence[EvaluatedRun], title: str = "", command: str = "") -> Document:
     """Create a report from the runs of several methods and seeds on one data set.
 

@@ -10,6 +10,7 @@ import re
 from importlib import resources
 from typing import Any
 
+from leanbayes.core.arguments import checked
 from leanbayes.core.files import written_whole
 from leanbayes.errors import missing_package
 from leanbayes.report.cells import groups, lines
@@ -23,6 +24,7 @@ DIGITS = 5  # significant digits of the numbers in figures: more than a screen c
 SMALL = 96  # images with fewer pixels are enlarged to about this width, without smoothing
 
 
+@checked()
 def write(document: Document, path: str | os.PathLike[str]) -> None:
     """Write a report to an HTML file.
 
@@ -43,6 +45,7 @@ def write(document: Document, path: str | os.PathLike[str]) -> None:
         file.write_bytes(page)
 
 
+@checked()
 def render(document: Document) -> str:
     """Return a report as an HTML page.
 
