@@ -1,6 +1,5 @@
 """Galleries: what all methods get wrong, and what only the plain network does."""
 
-
 from evaluated_cases import changed, picture, run
 
 from leanbayes.report import EvaluatedRun, Gallery, document_of
