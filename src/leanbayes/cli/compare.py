@@ -27,8 +27,8 @@ from leanbayes.evaluation.outcomes import ClassOutcome, RegressionOutcome
 from leanbayes.methods import METHODS, parse_method
 from leanbayes.model.method import Method
 from leanbayes.report import EvaluatedRun
-from leanbayes.report.collect import summary_sentences
 from leanbayes.report.columns import known_keys, table
+from leanbayes.report.summary import summary_sentences
 from leanbayes.training import Recipe
 from leanbayes.training.record import machine, versions, write_json
 
