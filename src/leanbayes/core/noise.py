@@ -95,8 +95,8 @@ class NoiseStream(nn.Module):
         if ranked:
             key[1] = key[1] * torch.distributed.get_world_size() + torch.distributed.get_rank()
         worker = None if torch.compiler.is_compiling() else torch.utils.data.get_worker_info()
-        if worker is not None:  # each worker of a DataLoader has a copy of this counter
-            key = _fold_in(key, worker.id, _WORKER)
+        if worker is not None:  # each worker has a copy of this counter; its seed is another one in each epoch
+            key = _fold_in(key, worker.seed, _WORKER)
         elif not ranked and not torch.compiler.is_compiling() and self._made_in != _Forks.own:
             key = _fold_in(key, _Forks.own, _FORK)
         return key
