@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch._functorch.pyfunctorch import temporarily_clear_interpreter_stack
 
 from leanbayes.core import kernels
 from leanbayes.errors import LeanBayesError
@@ -87,6 +88,12 @@ class NoiseStream(nn.Module):
 
         A loss of several samples takes one index, so its noise does not depend on the number of processes.
         """
+        if in_transform() and not torch._C._functorch.is_functorch_wrapped_tensor(self.state):
+            with temporarily_clear_interpreter_stack():  # transforms cannot change a tensor that they did not get
+                return self._next(number)
+        return self._next(number)
+
+    def _next(self, number: int) -> Tensor:
         if number == 0:
             self.state[1] += 1
         key = _fold_in(self.state, number, _DRAW).clone()
