@@ -18,6 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from leanbayes.core.files import PART, reason_of, sync_folder, system_error
+from leanbayes.core.json_values import read_untrusted
 from leanbayes.deploy.loading import load
 from leanbayes.deploy.model_file import save
 from leanbayes.errors import FileFormatError, LeanBayesError
@@ -193,6 +194,8 @@ class Checkpoints:
 
 
 def _digest(path: Path) -> str:
+    if not path.is_file() and path.exists():  # a pipe or a device could be endless
+        raise ValueError(f"{path.name} is not a regular file")
     with open(path, "rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
@@ -202,12 +205,12 @@ def _has_digests(path: Path) -> bool:
     try:
         if not (path / _DIGESTS).exists():
             return False
-        written = json.loads((path / _DIGESTS).read_text())
+        written = read_untrusted(path / _DIGESTS)
         found = {name: _digest(path / name) for name in (_MODEL, _STATE)}
     except FileNotFoundError as error:
         raise DamagedCheckpoint(f"The checkpoint {path} has no {Path(error.filename).name}.") from None
-    except ValueError:
-        raise DamagedCheckpoint(f"The checkpoint {path} is damaged ({_DIGESTS} cannot be read).") from None
+    except ValueError as error:
+        raise DamagedCheckpoint(f"The checkpoint {path} is damaged ({_DIGESTS} cannot be read: {error}).") from None
     except OSError as error:
         kind = DamagedCheckpoint if error.errno == errno.EIO else FileFormatError
         raise kind(f"The checkpoint {path} cannot be read ({reason_of(error)}).") from None
