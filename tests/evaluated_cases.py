@@ -52,6 +52,18 @@ def ood(random: np.random.Generator) -> dict[str, Any]:
     }
 
 
+def mistakes(random: np.random.Generator) -> dict[str, list[Any]]:
+    """Wrong answers to 20 of the examples."""
+    index = random.choice(EXAMPLES, 20, replace=False)
+    truth = index % CLASSES
+    return {
+        "index": index.tolist(),
+        "truth": truth.tolist(),
+        "answer": ((truth + 1) % CLASSES).tolist(),
+        "confidence": np.sort(random.random(20))[::-1].tolist(),
+    }
+
+
 def costs(size: int) -> dict[str, Any]:
     names = (
         "trainable stored file_bytes samples predict_flops predict_effective_flops predict_bytes_moved "
@@ -102,7 +114,9 @@ def run(method: str = "mean-field", seed: int = 0, quality: float = 0.0, size: i
             "entropy_right": random.multinomial(150, np.ones(30) / 30).tolist(),
             "entropy_wrong": random.multinomial(50, np.ones(30) / 30).tolist(),
         },
-        "extremes": {},
+        "mistakes": mistakes(random),
+        "asking": {"threshold": 0.8, "asked": 0.1, "wrong": 0.01, "wrong_without": 0.05},
+        "scaled": {},
         "shift_examples": 100,
         "shifts": shifts(random, quality),
         "ood": {"letters": ood(random), "noisy": ood(random)},

@@ -233,10 +233,10 @@ def test_constants_are_compared_exactly_beside_methods_that_vary() -> None:
     assert better_than("plain", values, "low") == []
 
 
-def test_a_tie_is_closer_than_the_nearest_worse_method() -> None:
+def test_a_tie_is_closer_to_the_best_than_to_any_worse_method() -> None:
     """The interval is that of scipy."""
     random = np.random.default_rng(3)
-    ties = 0
+    ties = far = 0
     for _ in range(100):
         values = runs(random, random.normal(0, 0.15, 5).tolist(), 5)
         found = rank(values, "high")
@@ -244,9 +244,13 @@ def test_a_tie_is_closer_than_the_nearest_worse_method() -> None:
         nearest = min((away[name].mean() for name in found.worse), default=-math.inf)
         for name, of in away.items():
             high = stats.t.interval(0.95, 4, of.mean(), stats.sem(of))[1]
-            assert (name in found.tied) == (name not in found.worse and high < nearest)
+            assert (name in found.tied) == (name not in found.worse and high < nearest / 2)
+            near = rank(values, "high", margin=0.1).tied
+            assert (name in near) == (name not in found.worse and high < min(nearest / 2, 0.1))
         ties += len(found.tied)
+        far += len(found.tied) - len(near)
     assert ties > 10
+    assert far > 3
 
 
 def test_methods_better_than_a_reference_are_those_of_holm() -> None:

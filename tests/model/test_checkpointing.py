@@ -156,7 +156,9 @@ def test_gradient_checkpointing_of_transformers(rule: str, reentrant: bool) -> N
         torch.manual_seed(0)
         network = BertForSequenceClassification(config)
         if enabled:
-            network.gradient_checkpointing_enable({"use_reentrant": reentrant})
+            name = "activation_checkpointing_enable"  # its former name is deprecated in newer versions
+            enable = getattr(network, name, None) or network.gradient_checkpointing_enable
+            enable({"use_reentrant": reentrant})
         bnn = lb.bayesianize(network, lb.MeanField(rule=rule, init_std=0.3), seed=0).double().train()
         lb.elbo_loss(bnn, x, y, num_data=30).backward()
         found.append([p.grad for p in bnn.parameters()])

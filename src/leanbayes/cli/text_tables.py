@@ -77,6 +77,7 @@ def summary_of(table: report.Table) -> dict[str, Any]:
         "methods": methods,
         "winners": {key: list(names) for key, names in table.winners.items()},
         "better_than_plain": {key: list(names) for key, names in table.better_than_plain.items()},
+        "better_than_scaled": {key: list(names) for key, names in table.better_than_scaled.items()},
         "better_than_all": dict(table.better_than_all),
     }
 

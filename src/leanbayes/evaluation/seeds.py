@@ -42,7 +42,7 @@ class Ranking:
 
     Attributes:
         best: The method with the best mean; None if no comparison is possible.
-        tied: Methods shown to be nearly as good: closer to the best one than any method that is significantly worse.
+        tied: Methods shown to be nearly as good: closer to the best one than to any that is significantly worse.
         worse: Methods that are significantly worse than the best one.
     """
 
@@ -132,19 +132,20 @@ def spearman(x: Sequence[float], y: Sequence[float]) -> Test:
     return Test(float(found.statistic), float(found.pvalue))
 
 
-def rank(values: Mapping[str, Sequence[float]], best: Literal["high", "low"]) -> Ranking:
+def rank(values: Mapping[str, Sequence[float]], best: Literal["high", "low"], margin: float = math.inf) -> Ranking:
     """Compare all methods with the one that has the best mean, by paired t-tests over seeds.
 
     A method is significantly worse if its test is significant at 95 %, with Holm's correction for the number of
     comparisons (Holm 1979). A method that is not is tied only if the test has enough power: the 95 % interval of its
-    distance from the best one must end below the distance of the nearest method that is significantly worse. Without
-    power, "not significantly worse" would only say that a method is noisy. Of equal means, the first is the best. The
-    selection of the best method by the same values is not corrected for.
+    distance from the best one must end below half the distance of the nearest method that is significantly worse, and
+    below the margin. Without power, "not significantly worse" would only say that a method is noisy. Of equal means,
+    the first is the best. The selection of the best method by the same values is not corrected for.
 
     Args:
         values: The values of each method, one per seed, in the same order of seeds. Methods with a nan or an infinity
             are left out.
         best: Whether "high" or "low" values are better.
+        margin: A distance from the best one at which a method is not nearly as good, whatever the others are.
 
     Raises:
         LeanBayesError: If best is invalid, or the methods have different numbers of values.
@@ -157,7 +158,7 @@ def rank(values: Mapping[str, Sequence[float]], best: Literal["high", "low"]) ->
     tests = {name: paired_test(values[first], of) for name, of in values.items() if name != first}
     worse = _significant(tests)
     nearest = min((tests[name].difference for name in worse), default=-math.inf)
-    tied = tuple(name for name, test in tests.items() if name not in worse and test.high < nearest)
+    tied = tuple(name for name, test in tests.items() if name not in worse and test.high < min(nearest / 2, margin))
     return Ranking(first, tied, tuple(name for name in tests if name in worse))
 
 

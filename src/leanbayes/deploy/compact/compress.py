@@ -14,7 +14,10 @@ from leanbayes.errors import LeanBayesError
 from leanbayes.model.bayesian import BayesianModel
 
 
-@checked(target_size="a number of bytes, or a size such as '50 KB'")
+@checked(
+    target_size="a number of bytes, or a size such as '50 KB'",
+    data="a list or a DataLoader of (x, y) batches, or a function that returns them",
+)
 def compress(
     bnn: BayesianModel,
     path: str | os.PathLike[str],
@@ -93,11 +96,4 @@ def _readable_again(data: Iterable[Any] | Callable[[], Iterable[Any]]) -> Batche
             "data can be read only once, but the search reads it several times: pass a list, a DataLoader, or a "
             "function that returns the batches."
         )
-    if isinstance(data, Iterable):
-        return lambda: data
-    if callable(data):
-        return data
-    raise LeanBayesError(
-        f"data must be (x, y) batches, or a function that returns them, not {type(data).__name__}: pass a list or a "
-        "DataLoader."
-    )
+    return (lambda: data) if isinstance(data, Iterable) or not callable(data) else data
