@@ -30,8 +30,8 @@ print(f"{len(x)} images in the pool, of which {(y >= 8).sum()} are rare")
 # %% [markdown]
 # ## One round
 #
-# Train on what is labeled. Predict the pool. Ask for the labels of the images with the highest mutual information: the part of the uncertainty
-# that a label can remove. (The entropy would also choose images that are ambiguous by nature, where a label teaches little.)
+# Train on what is labeled, and let `lb.decide.acquire` choose from the rest of the pool. It takes the images that together tell most about the
+# weights (BatchBALD), so no two of them are alike.
 
 # %%
 START, STEP, ROUNDS = 40, 20, 4
@@ -44,15 +44,14 @@ def trained(chosen):
     return lb.fit(network, lb.MeanField(), TensorDataset(x[chosen], y[chosen]), **recipe)
 
 
-def next_images(bnn, chosen, by):
-    """Return the images to label next: those with the highest mutual information, or random ones."""
-    generator = torch.Generator().manual_seed(len(chosen))
-    if by == "mutual information":
-        score = bnn.predict(x, samples=30, generator=generator).mutual_information
+def next_images(chosen, by):
+    """Return the labeled images, and the next ones to label."""
+    rest = torch.tensor([place for place in range(len(x)) if place not in set(chosen.tolist())])
+    if by == "random":
+        places = torch.randperm(len(rest), generator=torch.Generator().manual_seed(len(chosen)))[:STEP]
     else:
-        score = torch.rand(len(x), generator=generator)
-    score[chosen] = -1.0  # these are labeled already
-    return torch.cat([chosen, score.topk(STEP).indices])
+        places = lb.decide.acquire(trained(chosen), [x[rest]], STEP)
+    return torch.cat([chosen, rest[places]])
 
 
 # %% [markdown]
@@ -62,10 +61,10 @@ def next_images(bnn, chosen, by):
 
 # %%
 results = {}
-for by in ("random", "mutual information"):
+for by in ("random", "information"):
     chosen = torch.randperm(len(x), generator=torch.Generator().manual_seed(1))[:START]
     for _ in range(ROUNDS):
-        chosen = next_images(trained(chosen), chosen, by)
+        chosen = next_images(chosen, by)
     probs = trained(chosen).predict(x_test, samples=30, generator=torch.Generator().manual_seed(0))
     right = probs.label == y_test
     results[by] = {
@@ -81,6 +80,6 @@ for by in ("random", "mutual information"):
 # %% [markdown]
 # ## What to remember
 #
-# - Choose by mutual information (by the epistemic std for regression), not by entropy.
+# - Choose by information, not by entropy: the entropy is also high for images that are ambiguous by nature, where a label teaches little.
 # - Keep some random examples in every batch if you also want to measure: chosen examples are not a fair sample.
-# - Images in one batch may be near copies of each other. Small steps avoid that.
+# - For regression, `lb.decide.acquire(..., score="epistemic_std")`.

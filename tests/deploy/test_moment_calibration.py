@@ -252,7 +252,14 @@ def test_a_fit_to_few_labels_does_not_make_unknown_inputs_more_certain() -> None
     data = load("digits")
     assert data.normalize is not None
     network = build("small-cnn", data.input_shape, data.outputs, seed=0)
-    settings: Any = {"epochs": 8, "batch_size": 64, "lr": 2e-3, "temperature": 0.01, "evaluate_every": 0, "device": "cpu"}
+    settings: Any = {
+        "epochs": 8,
+        "batch_size": 64,
+        "lr": 2e-3,
+        "temperature": 0.01,
+        "evaluate_every": 0,
+        "device": "cpu",
+    }
     bnn = lb.fit(network, lb.MeanField(), data, progress=False, **settings)
     x, y = data.validation[:]  # type: ignore[index]
     x, generator = x.float() / 255, torch.Generator().manual_seed(0)
