@@ -1,11 +1,14 @@
 """Made-up evaluated runs of classifiers, for tests of reports."""
 
 import copy
+import io
 import math
+from base64 import b64encode
 from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
+from PIL import Image
 
 from leanbayes.report import EvaluatedRun
 
@@ -153,3 +156,19 @@ def changed(one: EvaluatedRun, *path: str, value: Any) -> EvaluatedRun:
     else:
         place[path[-1]] = value
     return EvaluatedRun(one.method, one.seed, **parts)
+
+
+def with_scaled(one: EvaluatedRun, **scores: float) -> EvaluatedRun:
+    """A run of a plain network that was also evaluated with temperature."""
+    found = one.evaluation
+    kept = {key: found[key] for key in ("curves", "mistakes", "asking", "shifts", "ood")}
+    scaled = {"temperature": 1.5, "scores": {**found["scores"], **scores}, **kept}
+    return changed(one, "evaluation", "scaled", value=scaled)
+
+
+def picture(index: int) -> dict[str, Any]:
+    """The picture of a test example, as a run stores it."""
+    file = io.BytesIO()
+    Image.new("L", (3, 2), index % 256).save(file, "PNG")
+    pngs = [{"data": b64encode(file.getvalue()).decode(), "label": ""}]
+    return {"index": index, "pngs": pngs, "caption": f"caption {index}", "alt": f"alt {index}"}

@@ -2,7 +2,7 @@
 
 import itertools
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import pytest
 import torch
@@ -12,8 +12,8 @@ from torch import Tensor, nn
 import leanbayes as lb
 from leanbayes.data import load
 from leanbayes.evaluation.shift import add_noise, rotate
-from leanbayes.networks import build
 from leanbayes.likelihoods import Likelihood
+from leanbayes.networks import build
 
 
 def generator(seed: int = 0) -> torch.Generator:

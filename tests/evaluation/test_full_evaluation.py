@@ -309,8 +309,8 @@ def test_a_plain_network_is_also_evaluated_with_temperature() -> None:
     found = evaluate_fully(bnn, data, settings, ood={"same": data.train})
     scaled = found["scaled"]
     with torch.no_grad():
-        logits = bnn.network(data.validation[:][0] / 255).double()  # type: ignore[index]
-        y = data.validation[:][1]  # type: ignore[index]
+        logits = bnn.network(data.validation[:][0] / 255).double()
+        y = data.validation[:][1]
         best = optimize.minimize_scalar(
             lambda log: nn.functional.cross_entropy(logits / np.exp(log), y, label_smoothing=1 / 21).item(),
             bounds=(-2.9, 2.9),
@@ -325,7 +325,7 @@ def test_a_plain_network_is_also_evaluated_with_temperature() -> None:
     assert abs(scaled["temperature"] - 1) > 0.05
     assert scaled["scores"]["nll"] != pytest.approx(found["scores"]["nll"], rel=1e-3)
     assert [shift["level"] for shift in scaled["shifts"]] == [shift["level"] for shift in found["shifts"]]
-    outside = bnn.network(data.train[:][0] / 255)  # type: ignore[index]
+    outside = bnn.network(data.train[:][0] / 255)
     entropies = [torch.special.entr((of / scaled["temperature"]).softmax(-1)).sum(-1) for of in (outputs, outside)]
     assert scaled["ood"]["same"]["by"]["entropy"]["auroc"] == pytest.approx(auroc(*entropies), abs=1e-3)
     assert scaled.keys() == {"temperature", "scores", "curves", "mistakes", "asking", "shifts", "ood"}
@@ -335,7 +335,7 @@ def test_a_plain_regression_is_also_evaluated_with_a_rescaled_std() -> None:
     data = table_data()
     bnn = lb.bayesianize(table_network(), lb.Deterministic(), likelihood=lb.Gaussian(0.5))
     found = evaluate_fully(bnn, data, EvaluationSettings(shifts=()))
-    x, y = data.validation[:]  # type: ignore[index]
+    x, y = data.validation[:]
     prediction = predicted(bnn, x)
     squares = ((y - prediction.mean) / prediction.std).double().square()
     factor = (squares.sum().item() + 1) / (squares.numel() + 1)

@@ -5,7 +5,7 @@ import re
 
 import numpy as np
 import pytest
-from evaluated_cases import DECIBELS, changed, run, runs
+from evaluated_cases import DECIBELS, changed, run, runs, with_scaled
 from scipy import stats
 
 from leanbayes.report import EvaluatedRun, Table, document_of
@@ -184,14 +184,6 @@ def test_six_columns_are_main() -> None:
     assert main(["rmse", "nll", "interval_error", "crps", "coverage_95", "width_95", "predict_time_ratio"]) == [
         "rmse", "nll", "crps", "interval_error", "coverage_95", "predict_time_ratio"
     ]  # fmt: skip
-
-
-def with_scaled(one: EvaluatedRun, **scores: float) -> EvaluatedRun:
-    """A run of a plain network that was also evaluated with temperature."""
-    found = one.evaluation
-    kept = {key: found[key] for key in ("curves", "mistakes", "asking", "shifts", "ood")}
-    scaled = {"temperature": 1.5, "scores": {**found["scores"], **scores}, **kept}
-    return changed(one, "evaluation", "scaled", value=scaled)
 
 
 def test_the_plain_network_with_temperature_is_a_method_of_its_own() -> None:

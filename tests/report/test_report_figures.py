@@ -201,6 +201,7 @@ def test_figures_say_what_a_method_fails_at() -> None:
         (figure,) = figures.shifts([changed(run(), "evaluation", "shifts", value=shifts)])
         return figure.warning
 
+    assert noisy(0.4, 0.4, 0.4, 0.4) == "The uncertainty does not respond to noise."
     assert noisy(0.1, 0.4, 0.8, 0.79) == noisy(0.1, 0.4, 0.8, 0.9) == ""
     assert (
         noisy(0.1, 0.4, 0.8, 0.5) == "The uncertainty falls under the worst noise: from 0.80 at −3 dB to 0.50 at −6 dB."

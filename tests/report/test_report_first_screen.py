@@ -4,9 +4,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from evaluated_cases import changed, runs
-from test_columns import with_scaled
-from test_examples import picture
+from evaluated_cases import changed, picture, runs, with_scaled
 
 from leanbayes.report import Document, document_of, write
 

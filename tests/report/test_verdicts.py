@@ -143,7 +143,7 @@ def test_without_ood_data_the_uncertainty_should_follow_the_noise() -> None:
     assert noisy(0.1, 0.2, 0.3, 0.4, 0.5).status == "pass"
     assert noisy(0.1, 0.2, 0.3, 0.5, 0.4).status == "warn"
     assert noisy(0.5, 0.4, 0.3, 0.2, 0.1).answer == (
-        "Its uncertainty does not rise with the level of noise in the inputs (rank correlation -1.00)."
+        "Its uncertainty does not rise with noise in the inputs (rank correlation -1.00)."
     )
     nothing = changed(changed(run(), "evaluation", "ood", value={}), "evaluation", "shifts", value=[])
     assert not [one for one in verdicts_on([nothing]) if "unknown" in one.question]

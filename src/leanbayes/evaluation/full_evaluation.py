@@ -208,6 +208,7 @@ class _FullEvaluation:
         """Return the results of each view on the test data, under shift, and on OOD data."""
         self._next("test data")
         labeled: list[Tensor] = []
+        outcomes: list[Any]
         if self.data.task == "segmentation":  # pixels are too many to be kept
             scores, outcomes = self._scored(self._batches(self.test), details=True), [None]
         else:

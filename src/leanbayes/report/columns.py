@@ -262,8 +262,11 @@ def _compared(
         if column.group in (_COSTS, _PLAIN) and all(min(of) > 0 for of in known.values()):
             known = {method: [math.log(value) for value in of] for method, of in known.items()}
             margin = _CLOSE
-        ranking = rank(known, column.best, margin)
-        better, better_than_scaled = (better_than(reference, known, column.best) for reference in (plain, scaled))
+        counted = column.key in _COUNTED
+        ranking = rank(known, column.best, margin, counted=counted)
+        better, better_than_scaled = (
+            better_than(reference, known, column.best, counted=counted) for reference in (plain, scaled)
+        )
     else:
         return _Compared()
     leading = {ranking.best, *ranking.tied} if ranking.worse else set()

@@ -98,14 +98,14 @@ def plain_method(groups: Mapping[str, Sequence[EvaluatedRun]]) -> str:
 
 
 def with_temperature(runs: Sequence[EvaluatedRun]) -> list[EvaluatedRun]:
-    """Add the plain network with temperature as another method, after the plain network, if it was evaluated."""
+    """Add the plain network with temperature as another method, if others are compared with it."""
     plain = plain_method(by_method(runs))
     own = [run for run in runs if run.method == plain]
-    if not own or not all(run.evaluation["scaled"] for run in own):
+    if not own or len(own) == len(runs) or not all(run.evaluation["scaled"] for run in own):
         return [*runs]
     first = next(place for place, run in enumerate(runs) if run.method == plain)
     name = f"{plain} + temperature"
-    alone = {"scaled": {}, "pruning": {}, "explanation": {}, "figures": [], "galleries": []}
+    alone: dict[str, Any] = {"scaled": {}, "pruning": {}, "explanation": {}, "figures": [], "galleries": []}
     added = [
         EvaluatedRun(name, run.seed, run.record, {**run.evaluation, **run.evaluation["scaled"], **alone}) for run in own
     ]

@@ -39,8 +39,8 @@ def galleries(
 def _compared(firsts: Mapping[str, Mapping[str, Any]], plain: str, best: str, classes: Sequence[str]) -> list[Gallery]:
     wrong = {method: _by_index(found["mistakes"]) for method, found in firsts.items()}
     pictures: dict[int, dict[str, Any]] = {}
-    for found in firsts.values():
-        for one in found.get("galleries", ()):
+    for evaluation in firsts.values():
+        for one in evaluation.get("galleries", ()):
             pictures |= {image["index"]: image for image in one["pictures"]}
     in_all = [index for index in pictures if all(index in own for own in wrong.values())]
     named = list(dict.fromkeys(filter(None, (best, plain))))

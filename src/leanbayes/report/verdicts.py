@@ -16,6 +16,7 @@ _INTERVAL_GAP = (0.02, 0.05)  # between the coverage of 95 % intervals and 95 %
 _ASKED, _WRONG = (0.20, 0.50), (0.015, 0.03)  # share that goes to a person, and errors among the rest
 _LESS_ERROR = (0.90, 0.99)  # RMSE of the rest, relative to that of all
 _MISSED = (0.20, 0.50)  # share of unknown inputs that raise no alarm
+_NOT_RISING = (0.05, 0.30)  # 1 minus the rank correlation of uncertainty and noise
 _TIMES = (2.0, 10.0)  # prediction time, relative to the plain network
 
 
@@ -91,9 +92,9 @@ def _unknown(runs: Runs) -> Verdict | None:
     rising = _mean(run.metrics().get("noise:spearman") for run in runs)
     if rising is None:
         return None
-    how = {"pass": "rises with every level", "warn": "rises with most levels", "fail": "does not rise with the level"}
-    status = _status((1 - rising, (0.01, 0.3)))
-    answer = f"Its uncertainty {how[status]} of noise in the inputs (rank correlation {rising:.2f})."
+    how = {"pass": "rises with", "warn": "rises with most levels of", "fail": "does not rise with"}
+    status = _status((1 - rising, _NOT_RISING))
+    answer = f"Its uncertainty {how[status]} noise in the inputs (rank correlation {rising:.2f})."
     return Verdict(question, answer, status)
 
 

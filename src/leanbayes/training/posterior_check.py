@@ -41,8 +41,8 @@ def posterior_problem(scores: Mapping[str, float], method: Method, temperature: 
     if information < min(_POINT_INFORMATION, _POINT_SHARE * entropy) or _is_point(scores):
         disagreement = f" (mean mutual information {information:.1g} nats)" if information >= 0 else ""
         return (
-            f"Samples of the weights hardly disagree{disagreement}: the posterior is nearly a point and will not notice "
-            f"unknown inputs, so train with a temperature above {temperature:g} or with more Bayesian weights."
+            f"Samples of the weights hardly disagree{disagreement}: the posterior is nearly a point and will not "
+            f"notice unknown inputs, so train with a temperature above {temperature:g} or with more Bayesian weights."
         )
     return None
 

@@ -46,7 +46,6 @@ function attachColumns(table) {
       group.hidden = count === 0;
       group.colSpan = Math.max(count, 1);
     }
-    button?.setAttribute("aria-pressed", every);
     if (button) button.textContent = every ? "Main columns" : all;
     cueScrolling(table);
   };

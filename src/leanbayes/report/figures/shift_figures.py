@@ -73,8 +73,10 @@ def shifts(runs: Runs) -> list[Figure]:
 
 
 def _falls(line: Series) -> str:
-    """Say if the uncertainty is lower under the worst noise, which comes first, than under less."""
+    """Say if the uncertainty is lower under the worst noise, which comes first, than under less, or always the same."""
     highest = int(np.argmax(line.y))
+    if max(line.y) - min(line.y) <= 1e-3 * abs(max(line.y)):
+        return "The uncertainty does not respond to noise."
     if line.y[0] >= (1 - _NOTABLE) * line.y[highest]:
         return ""
     return (

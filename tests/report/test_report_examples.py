@@ -1,20 +1,8 @@
 """Galleries: what all methods get wrong, and what only the plain network does."""
 
-import io
-from base64 import b64encode
-from typing import Any
-
-from evaluated_cases import changed, run
-from PIL import Image
+from evaluated_cases import changed, picture, run
 
 from leanbayes.report import EvaluatedRun, Gallery, document_of
-
-
-def picture(index: int) -> dict[str, Any]:
-    file = io.BytesIO()
-    Image.new("L", (3, 2), index).save(file, "PNG")
-    pngs = [{"data": b64encode(file.getvalue()).decode(), "label": ""}]
-    return {"index": index, "pngs": pngs, "caption": f"caption {index}", "alt": f"alt {index}"}
 
 
 def with_mistakes(method: str, wrong: dict[int, float], seed: int = 0) -> EvaluatedRun:
