@@ -23,6 +23,7 @@ from leanbayes import report
 from leanbayes.cli import main
 from leanbayes.cli.text_tables import SHOWN, comparison, show
 from leanbayes.core import config
+from leanbayes.methods import METHODS
 from leanbayes.report import Cell, Column, Row, Table
 from leanbayes.report.columns import known_keys
 from leanbayes.training.loop import Loop
@@ -54,7 +55,7 @@ def compare(folder: Path, *words: object) -> Comparison:
 @pytest.fixture(scope="session")
 def compared(tmp_path_factory: pytest.TempPathFactory) -> Comparison:
     folder = tmp_path_factory.mktemp("compared")
-    return compare(folder / "all", *SPECS, *TINY, "--seeds", 3, "--seed", 5, f"--json={folder / 'copy.json'}")
+    return compare(folder / "all", *SPECS, *TINY, "--seeds", 3, "--seed", 5)
 
 
 @pytest.fixture(scope="session")
@@ -227,7 +228,7 @@ def test_the_table_is_not_cut_off(
     shown = tuple(Column(key, title, best="low", form="decimal") for key, title in titles.items())
     names = ["deterministic", LONG, "[bold]"]  # the last one looks like markup
     rows = tuple(Row(name, dict.fromkeys(titles, Cell(0.125, 0.1, 0.15))) for name in names)
-    show("digits", comparison(Table(shown, rows, dict.fromkeys(titles, tuple(names))), "nll"))
+    show("digits", comparison(Table(shown, rows, dict.fromkeys(titles, tuple(names))), "nll", everything=True))
     out = capsys.readouterr().out
     assert ("\x1b[" in out) == color
     title, above, head, *lines = re.sub(r"\x1b\[[\d;]*m", "", out).splitlines()
@@ -293,12 +294,39 @@ def test_a_single_method_has_no_winners(cli: Cli) -> None:
     assert record_in("a")["summary"]["winners"] == {}
 
 
+def test_the_table_fits_100_columns_with_the_most_important_metrics_first(capsys: pytest.CaptureFixture[str]) -> None:
+    keys = (*known_keys(), "ood:letters", "ood:noisy")
+    shown = tuple(Column(key, key.replace("_", " "), best="low", form="decimal") for key in keys)
+    rows = tuple(Row(name, dict.fromkeys(keys, Cell(0.125, 0.1, 0.15))) for name in ("deterministic", "mean-field"))
+    for everything in (False, True):
+        show("", comparison(Table(shown, rows, {}), "crps", everything))
+        out = capsys.readouterr().out
+        assert (max(map(len, out.splitlines())) <= 100) != everything
+        assert all(title in out.split() for title in ("accuracy", "nll", "crps", "ood:noisy"))
+        assert ("sensitivity" in out) == everything
+
+
+def test_all_compares_all_methods_and_no_names_the_first_ones(monkeypatch: pytest.MonkeyPatch) -> None:
+    found = []
+    monkeypatch.setattr("leanbayes.cli.compare._compare", lambda options, recipes, methods, _: found.append(methods))
+    for words in (["compare"], ["compare", "--all"], ["compare", "--all", "ensemble"]):
+        assert main(words) == 0
+    assert [list(methods) for methods in found] == [["deterministic", "mean-field", "vdp"], list(METHODS), ["ensemble"]]
+
+
+def test_json_prints_the_record_alone(cli: Cli, compared: Comparison) -> None:
+    printed = json.loads(cli(*compared.command, "--json").out)
+    assert printed["results"] == compared.record["results"]
+    assert printed["summary"] == compared.record["summary"]
+    assert printed == record_in(compared.folder)
+    assert printed["command"] == f"{compared.record['command']} --json"
+
+
 # -- the results ------------------------------------------------------------------------------------------------------
 
 
 def test_the_record_is_complete(compared: Comparison) -> None:
     record, place = compared.record, compared.folder.parent
-    assert json.loads((place / "copy.json").read_text()) == record_in(compared.folder)
     evaluation = "--evaluation.shifts noise --evaluation.shift-examples 20"
     assert record["command"] == (
         f"leanbayes compare deterministic ensemble:members=2 {LONG} --data toy --epochs 1 --quiet "

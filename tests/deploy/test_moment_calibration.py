@@ -2,7 +2,7 @@
 
 import itertools
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import pytest
 import torch
@@ -12,8 +12,8 @@ from torch import Tensor, nn
 import leanbayes as lb
 from leanbayes.data import load
 from leanbayes.evaluation.shift import add_noise, rotate
-from leanbayes.networks import build
 from leanbayes.likelihoods import Likelihood
+from leanbayes.networks import build
 
 
 def generator(seed: int = 0) -> torch.Generator:
@@ -252,7 +252,14 @@ def test_a_fit_to_few_labels_does_not_make_unknown_inputs_more_certain() -> None
     data = load("digits")
     assert data.normalize is not None
     network = build("small-cnn", data.input_shape, data.outputs, seed=0)
-    settings: Any = {"epochs": 8, "batch_size": 64, "lr": 2e-3, "temperature": 0.01, "evaluate_every": 0, "device": "cpu"}
+    settings: Any = {
+        "epochs": 8,
+        "batch_size": 64,
+        "lr": 2e-3,
+        "temperature": 0.01,
+        "evaluate_every": 0,
+        "device": "cpu",
+    }
     bnn = lb.fit(network, lb.MeanField(), data, progress=False, **settings)
     x, y = data.validation[:]  # type: ignore[index]
     x, generator = x.float() / 255, torch.Generator().manual_seed(0)

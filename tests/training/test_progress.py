@@ -21,7 +21,9 @@ def bar(width: int, monkeypatch: pytest.MonkeyPatch, title: str = "WeightSharing
     """Return the last line that is drawn in a terminal of this width."""
     output, original = io.StringIO(), rich.console.Console
     monkeypatch.setattr(
-        rich.console, "Console", lambda **_: original(file=output, force_terminal=True, width=width, legacy_windows=False)
+        rich.console,
+        "Console",
+        lambda **_: original(file=output, force_terminal=True, width=width, legacy_windows=False),
     )
     with Progress(title, 12_640, True, None) as progress:
         progress.log({"accuracy": 0.98}, "validation")
@@ -95,5 +97,7 @@ def test_a_regression_is_checked_too() -> None:
     std = data.target_std[0]
     healthy = {"rmse": 0.3 * std, "epistemic_std": 0.1 * std, "nll": 1.0}
     assert posterior_problem(healthy, lb.MeanField(), 0.1, data) is None
-    assert "nearly a point" in (posterior_problem({**healthy, "epistemic_std": 1e-3 * std}, lb.MeanField(), 0.1, data) or "")
+    assert "nearly a point" in (
+        posterior_problem({**healthy, "epistemic_std": 1e-3 * std}, lb.MeanField(), 0.1, data) or ""
+    )
     assert "RMSE" in (posterior_problem({**healthy, "rmse": 0.99 * std}, lb.MeanField(), 0.1, data) or "")

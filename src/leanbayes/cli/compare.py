@@ -123,9 +123,9 @@ def _compare(options: CompareOptions, recipes: Mapping[str, Recipe], methods: di
     record["results"] = [_result(run, methods[run.method], recipes) for run in runs]
     record["summary"] = summary_of(shown)
     write_json(folder / RECORD, record)
-    if options.report:
-        write_report(runs, folder / REPORT, command=command, shown=not options.json)
     if options.json:
+        if options.report:
+            write_report(runs, folder / REPORT, command=command, shown=False)
         print(json_text(record))
         return
     seeds = f", {options.seeds} seeds" if options.seeds > 1 else ""
@@ -137,6 +137,8 @@ def _compare(options: CompareOptions, recipes: Mapping[str, Recipe], methods: di
         line(f"No run has {options.sort}: the methods are in the order in which they were given.")
     for note in filter(None, (shown.note, *dict.fromkeys(note for run in runs for note in run.evaluation["notes"]))):
         line(note)
+    if options.report:
+        write_report(runs, folder / REPORT, command=command)
     if not options.all:
         line("This is a part of the table: --all prints all columns, and the report has them too.")
     line(f"Runs and results are in {folder}.")

@@ -81,8 +81,8 @@ IMAGE_SETS = {
         read=read_digits,
         classes=_DIGITS,
         normalize=Normalize((0.3054,), (0.3758,)),
-        # With a thousand images and sixty thousand weights the full KL dominates. This is the warmest of the temperatures
-        # 1, 0.1, 0.01 and 0.001 at which no held-out image is wrong: at 0.001 the posterior is nearly a point.
+        # With a thousand images and sixty thousand weights the full KL dominates. This is the warmest temperature of 1,
+        # 0.1, 0.01 and 0.001 at which no held-out image is wrong; at 0.001 the posterior is nearly a point.
         preset={"model": "small-cnn", "epochs": 40, "batch_size": 64, "lr": 2e-3, "temperature": 0.01},
         ood=("letters",),
     ),

@@ -41,9 +41,9 @@ class IVON(torch.optim.Optimizer):
         v  ← β₁v + (1-β₁)·∂L/∂μ
         μ  ← μ - lr·(σ²/σ₀²)·(v/(1-β₁ᵗ) + (μ-m)/(λs²)),   σ₀² = 1/(λ·hess_init + 1/s²).
 
-    If the std s of the data's noise is learned (`lb.Gaussian(learned=True)`), lr is multiplied by min(1, s/s₀), with the
-    initial s₀. The gradient of a residual of size s is 1/s, so steps keep their length as s falls; with a constant lr they
-    would grow and diverge.
+    If the std s of the data's noise is learned (`lb.Gaussian(learned=True)`), lr is multiplied by min(1, s/s₀), with
+    the initial s₀. The gradient of a residual of size s is 1/s, so steps keep their length as s falls; with a constant
+    lr they would grow and diverge.
 
     Paper: Shen et al. (2024), "Variational Learning is Effective for Large Deep Networks". The weight decay δ of the
     paper is the prior's, δ = 1/(λs²): `lb.Normal("auto")` has δ = 0.001.

@@ -6,7 +6,10 @@ from collections.abc import Mapping, Sequence
 from leanbayes.data import Data
 from leanbayes.model.method import Method
 
-_POINT_INFORMATION, _POINT_SHARE = 1e-3, 0.02  # nats, and share of the total uncertainty, that are nearly no disagreement
+_POINT_INFORMATION, _POINT_SHARE = (
+    1e-3,
+    0.02,
+)  # nats, and share of the total uncertainty, that are nearly no disagreement
 _LARGE_INFORMATION, _LARGE_GAP = 0.1, 0.1  # nats of disagreement, and of entropy beyond the NLL, that hurt predictions
 _CONSTANT = 0.9  # share of the score of a constant prediction above which nothing was learned
 
@@ -38,8 +41,8 @@ def posterior_problem(scores: Mapping[str, float], method: Method, temperature: 
     if information < min(_POINT_INFORMATION, _POINT_SHARE * entropy) or _is_point(scores):
         disagreement = f" (mean mutual information {information:.1g} nats)" if information >= 0 else ""
         return (
-            f"Samples of the weights hardly disagree{disagreement}: the posterior is nearly a point and will not notice "
-            f"unknown inputs, so train with a temperature above {temperature:g} or with more Bayesian weights."
+            f"Samples of the weights hardly disagree{disagreement}: the posterior is nearly a point and will not "
+            f"notice unknown inputs, so train with a temperature above {temperature:g} or with more Bayesian weights."
         )
     return None
 
