@@ -26,7 +26,7 @@ def python_blocks(path: Path) -> list[str]:
 
 @pytest.fixture
 def names() -> dict[str, object]:
-    """What a reader is taken to have."""
+    """Return what the code on a page uses without defining it."""
     x = torch.randn(96, 5)
     y = (x[:, 0] > 0).long()
     train_set = TensorDataset(x, y)
@@ -57,9 +57,13 @@ def test_the_readme_runs(
 
 def test_the_page_on_training_runs(names: dict[str, object], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    fit, own_loop = python_blocks(ROOT / "docs" / "training.md")
+    fit, two_data_sets, own_loop = python_blocks(ROOT / "docs" / "training.md")
     exec(fit.replace("epochs=30", "epochs=1"), names)
     assert (tmp_path / "runs" / "mine" / "model.safetensors").is_file()
+    exec(
+        two_data_sets.replace("epochs=30", "epochs=1"),
+        names | {"first_set": names["train_set"], "second_set": names["test_set"]},
+    )
     exec(own_loop, names)
     assert isinstance(names["training"], lb.Training)
     assert names["training"].step == names["training"].steps == 6
@@ -80,10 +84,12 @@ def test_the_page_on_sparse_networks_runs(
 def test_the_page_on_decisions_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     names: dict[str, Any] = {}
-    (block,) = python_blocks(ROOT / "docs" / "decisions.md")
+    block, acquiring = python_blocks(ROOT / "docs" / "decisions.md")
     exec(block, names)
     assert lb.load(tmp_path / "model.safetensors", names["network"]).policy == names["policy"]
     assert names["decision"].sets.any(-1).all()
+    exec(acquiring, names)
+    assert len(set(names["places"].tolist())) == 10
     text = " ".join((ROOT / "docs" / "decisions.md").read_text().split())
     needed = [least_examples(risk, 0.05) for risk in (0.01, 0.05)]
     assert f"a risk of 1 % needs {needed[0]} held-out examples, and 5 % needs {needed[1]}" in text
@@ -99,7 +105,7 @@ def test_the_page_on_metrics_runs(names: dict[str, Any]) -> None:
     exec(own, names)
     scores = names["scores"]
     assert isinstance(scores, dict)
-    # The draws are those of seed 0 in both, so by hand:
+    # Both use the samples of seed 0, so by hand:
     x = names["x_test"]
     probs = bnn.predict(x, generator=torch.Generator().manual_seed(0)).probs
     assert scores["margin"] == pytest.approx((2 * probs.amax(1) - 1).mean().item(), rel=1e-5)

@@ -70,6 +70,25 @@ def test_ood_detection(printed: str) -> None:
     assert min(numbers(printed, "5 % of the digits:")) > 30
 
 
+def test_active_learning(printed: str) -> None:
+    rows = {line[:17].strip(): [float(n) for n in re.findall(r"([\d.]+) %", line)] for line in printed.splitlines()[2:]}
+    assert {*rows} == {"random", "entropy", "joint information"}
+    assert all(len(row) == 5 for row in rows.values())
+    for way in ("entropy", "joint information"):
+        assert rows[way][0] == rows["random"][0]  # the same first labels
+        assert rows[way][-1] > rows["random"][-1] + 5
+
+
+def test_continual_learning(printed: str) -> None:
+    rows = {line[:18].strip(): [float(n) for n in re.findall(r"([\d.]+) %", line)] for line in printed.splitlines()[2:]}
+    ours = rows.pop("posterior as prior")
+    assert {*rows} == {"plain network", "zero-mean prior"}
+    for first, second, mean in rows.values():
+        assert ours[0] > first + 10
+        assert ours[1] > second - 10
+        assert ours[2] > mean + 4
+
+
 def test_every_example_has_a_test() -> None:
     assert {path.stem for path in EXAMPLES.glob("*.py")} == {
         name.removeprefix("test_") for name in globals() if name.startswith("test_") and "every" not in name

@@ -2,6 +2,7 @@
 
 import copy
 import importlib.util
+import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -101,6 +102,7 @@ def assert_predicts(outputs: dict[str, Tensor], bnn: lb.BayesianModel, x: Tensor
         wanted = {"mean": made.mean, "variance": made.variance, "epistemic_variance": made.epistemic_variance}
     else:
         wanted = {"mean": moments.loc, "variance": moments.variance.expand_as(moments.loc), "probs": made.probs}
+        wanted["expected_entropy"] = made.expected_entropy
     assert list(outputs) == list(wanted)
     for name, value in wanted.items():
         assert_near(outputs[name], value)
@@ -213,6 +215,55 @@ def test_the_file_is_valid_and_contains_no_paths(tmp_path: Path) -> None:
         assert value.type.tensor_type.shape.dim[0].dim_param == "batch"
     assert str(Path(lb.__file__).parent).encode() not in made.path.read_bytes()
     assert b"OnePassGraph" not in made.path.read_bytes()
+
+
+def metadata_of(path: Path) -> dict[str, str]:
+    return {entry.key: entry.value for entry in onnx.load(path).metadata_props}
+
+
+def test_a_program_can_decide_from_the_file_alone(tmp_path: Path) -> None:
+    bnn = lb.bayesianize(mlp(), lb.MeanField(init_std=0.8), seed=0)
+    generator = torch.Generator().manual_seed(0)
+    held_out = 2 * torch.randn(400, 3, generator=generator)
+    labels = torch.multinomial(bnn.predict(held_out, rule="moments").probs, 1, generator=generator)[:, 0]
+    settings: dict[str, Any] = {"risk": 0.45, "false_alarms": 0.1, "coverage": 0.9, "rule": "moments"}
+    policy = lb.decide.fit(bnn, [(held_out, labels)], ood_score="mutual_information", **settings)
+    given = {"classes": ["ä", "b"], "normalize": {"mean": [0.5], "std": [0.25]}, "note": "by hand"}
+    made = lb.export_onnx(bnn, tmp_path / "a.onnx", held_out[:2], metadata=given)
+    found = metadata_of(made.path)
+    assert found["note"] == "by hand"
+    assert [json.loads(found[name]) for name in ("classes", "normalize")] == [given["classes"], given["normalize"]]
+    assert json.loads(found["units"]).keys() == {*made.outputs}
+    assert (found["likelihood"], found["leanbayes"]) == ("Categorical", lb.__version__)
+    session = onnxruntime.InferenceSession(str(made.path), providers=["CPUExecutionProvider"])
+    assert session.get_modelmeta().custom_metadata_map == found
+
+    x = 4 * torch.randn(300, 3, generator=generator)
+    decided, stored = policy(bnn.predict(x, rule="moments")), json.loads(found["policy"])
+    probs, expected = session.run(["probs", "expected_entropy"], {made.inputs[0]: x.numpy()})
+    information = -(probs * np.log(probs)).sum(1) - expected
+    close = 1e-5  # rounding must not decide
+    clear = np.abs(information - stored["gate"]["threshold"]) > close
+    np.testing.assert_array_equal((information > stored["gate"]["threshold"])[clear], decided.alarm.numpy()[clear])
+    assert 0 < decided.alarm.sum() < len(x)
+    limit = stored["abstention"]["threshold"]
+    clear &= np.abs(1 - probs.max(1) - limit) > close
+    accepted = (information < stored["gate"]["threshold"]) & (1 - probs.max(1) < limit)
+    np.testing.assert_array_equal(accepted[clear], decided.accepted.numpy()[clear])
+
+
+def test_a_policy_of_other_predictions_is_left_out(tmp_path: Path) -> None:
+    bnn = lb.bayesianize(mlp(), lb.MeanField(init_std=0.5))
+    x = torch.randn(100, 3)
+    lb.decide.fit(bnn, [(x, bnn.predict(x).label)], coverage=0.8, samples=5)
+    with pytest.warns(lb.RuleMismatchWarning, match="the file does not have it"):
+        made = lb.export_onnx(bnn, tmp_path / "a.onnx", x[:2])
+    assert "policy" not in metadata_of(made.path)
+    bnn.policy = None
+    with pytest.raises(lb.LeanBayesError, match="'units'"):
+        lb.export_onnx(bnn, tmp_path / "b.onnx", x[:2], metadata={"units": "m"})
+    with pytest.raises(lb.LeanBayesError, match="JSON"):
+        lb.export_onnx(bnn, tmp_path / "b.onnx", x[:2], metadata={"network": bnn})
 
 
 def test_the_model_does_not_change(tmp_path: Path) -> None:

@@ -148,6 +148,22 @@ def test_squared_gradients_are_per_example(network: str, monkeypatch: pytest.Mon
         torch.testing.assert_close(lb.sensitivity(net, [(x, y)], "fisher").scores, expected, rtol=1e-8, atol=1e-14)
 
 
+def test_a_result_prints_the_share_of_each_layer() -> None:
+    first, second = nn.Linear(4, 2, bias=False), nn.Linear(2, 1, bias=False)
+    with torch.no_grad():
+        first.weight.fill_(0.5)
+        second.weight.fill_(3.0)
+    net = nn.Sequential(first, second)
+    lines = repr(lb.sensitivity(net, kind="magnitude")).splitlines()
+    assert lines == [
+        "Sensitivity: magnitude, 10 weights, share of each layer",
+        "  1.weight   60.0%",
+        "  0.weight   40.0%",
+    ]
+    many = nn.Sequential(*(nn.Linear(1, 1) for _ in range(12)))
+    assert repr(lb.sensitivity(many, kind="magnitude")).endswith("... and 2 more")
+
+
 def test_examples_are_vectorized() -> None:
     net, calls = nn.Sequential(nn.Linear(4, 3)), []
     net.register_forward_pre_hook(lambda module, args: calls.append(len(args[0])))

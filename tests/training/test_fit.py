@@ -317,7 +317,7 @@ def test_a_compiled_loss_is_compiled_once_and_gives_about_the_same(monkeypatch: 
 
 
 class Formats(nn.Module):
-    """Notes the memory format of its inputs."""
+    """Records the memory format of its inputs."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -587,8 +587,8 @@ def test_scaled_gradients_of_half_precision_train_both_optimizers_alike(
     module = sys.modules["leanbayes.training.fit"]
     make = vars(module)["_accelerator"]
 
-    def with_scaler(recipe: Recipe) -> Any:
-        accelerator = make(recipe)
+    def with_scaler(*args: Any) -> Any:
+        accelerator = make(*args)
         accelerator.scaler = torch.amp.GradScaler("cpu", init_scale=2.0**10)  # a power of two changes no digit
         return accelerator
 

@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import torch
 import tyro
@@ -11,7 +11,9 @@ import tyro
 from leanbayes.cli.console import line
 from leanbayes.cli.options import RunFolder, parse
 from leanbayes.cli.runs import open_run
+from leanbayes.core.json_values import json_text
 from leanbayes.deploy.export import export_onnx
+from leanbayes.training.progress import say
 
 OnnxFile = Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="FILE")]
 
@@ -20,18 +22,21 @@ OnnxFile = Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="FILE")]
 class ExportOptions:
     """Write the model of a run as ONNX: mean and variance of its outputs in one pass, and class probabilities.
 
-    The file takes any number of examples, prepared as in training: normalized images or standardized tables (see
-    run.json of the run). For a table, the outputs are in units of the target's std.
+    The file takes any number of examples, prepared as in training: normalized images or standardized tables. Its
+    metadata say how (normalize), and have the names of the classes, the units of the outputs, and the policy if decide
+    has fitted one with --rule moments. For a table, the outputs are in units of the target's std.
 
     Attributes:
         run: folder of the run.
         out: file to write, such as model.onnx.
         check: run the file with onnxruntime, if it is installed, and compare its outputs with torch.
+        json: print JSON instead of a sentence.
     """
 
     run: RunFolder
     out: OnnxFile
     check: bool = True
+    json: bool = False
 
 
 def command(words: list[str]) -> Callable[[], None]:
@@ -44,7 +49,28 @@ def _export(options: ExportOptions) -> None:
     run = open_run(options.run, "cpu")
     shape = run.record["config"]["model"]["input_shape"]
     example = torch.randn(2, *shape, generator=torch.Generator().manual_seed(0))
-    file = export_onnx(run.model, options.out, example, check=options.check)
+    metadata = _metadata(run.record["config"])
+    say(True, f"Writing the graph of {run.record['config']['model']['name']}: a large network takes some minutes ...")
+    file = export_onnx(run.model, options.out, example, metadata=metadata, check=options.check)
+    if options.json:
+        found = {"file": str(file.path), "bytes": file.bytes, "inputs": file.inputs, "outputs": file.outputs}
+        print(json_text({"run": str(options.run), **found, "error": file.error}))
+        return
     checked = "not checked" if file.error is None else f"within {file.error:.0e} of torch"
     size = f"{file.bytes / 2**20:.1f} MiB" if file.bytes >= 2**20 else f"{file.bytes / 2**10:.0f} KiB"
     line(f"{file.path}: {size}, from {', '.join(file.inputs)} to {', '.join(file.outputs)}, {checked}")
+
+
+def _metadata(settings: dict[str, Any]) -> dict[str, Any]:
+    """Return what a program needs to know about the inputs and outputs of a file."""
+    found: dict[str, Any] = {"data": settings["data"], "input_shape": settings["model"]["input_shape"]}
+    if settings["classes"]:
+        found["classes"] = settings["classes"]
+    scales = settings.get("scales") or {}
+    if settings["normalize"] is not None:  # of images with values from 0 to 1
+        found["normalize"] = settings["normalize"]
+    elif scales.get("input_mean"):
+        found["normalize"] = {"mean": scales["input_mean"], "std": scales["input_std"]}
+    if scales.get("target_mean"):
+        found["target"] = {"mean": scales["target_mean"], "std": scales["target_std"]}
+    return found

@@ -245,11 +245,11 @@ def _as_flags(settings: Mapping[str, Any], given: set[str], prefix: str = "") ->
         if isinstance(value, Mapping) and name != "model-options":
             flags += _as_flags(value, given, f"{name}.")
         elif name not in given:
-            flags += _asflag_of(name, value)
+            flags += _as_flag(name, value)
     return flags
 
 
-def _asflag_of(name: str, value: Any) -> list[str]:
+def _as_flag(name: str, value: Any) -> list[str]:
     if isinstance(value, bool):
         outer, dot, last = name.rpartition(".")
         return [f"--{outer}{dot}{'' if value else 'no-'}{last}"]

@@ -169,7 +169,7 @@ def _(like: Tensor, key: Tensor, stream: int, signs: bool) -> Tensor:
 def _(
     info: Any, in_dims: tuple[int | None, ...], like: Tensor, key: Tensor, stream: int, signs: bool
 ) -> tuple[Tensor, int | None]:
-    """Make the noise of one element for all of them, or for each of them if they have their own keys."""
+    """Use the same noise for all elements, or separate noise if they have their own keys."""
     like = like if in_dims[0] is None else like.select(in_dims[0], 0)
     if in_dims[1] is None:
         return _transformed_noise(like, key, stream, signs), None

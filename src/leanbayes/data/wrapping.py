@@ -9,12 +9,14 @@ import torch
 from torch import Tensor
 from torch.utils.data import Dataset, Subset
 
+from leanbayes.core.arguments import checked
 from leanbayes.data.base import Data, Task, as_pair, check_map_style, held_out, in_memory, label_key
 from leanbayes.data.streaming import own_randomness
 from leanbayes.data.transforms import Augment, Normalize
 from leanbayes.errors import LeanBayesError
 
 
+@checked()
 def from_datasets(
     train: Dataset[Any],
     validation: Dataset[Any] | None = None,

@@ -4,12 +4,17 @@ The graph takes any number of examples. Its outputs, in single precision, are
 
     mean, variance       of the network's outputs (of the logits for classes), calibrated if the model is;
     probs                for classes and yes/no outputs: equal to `bnn.predict(x, rule="moments").probs`;
+    expected_entropy     for them: the aleatoric uncertainty in nats, as that of the prediction;
     epistemic_variance   for regression: the part of `variance` that comes from the model, not from noise in the data.
+
+The metadata of an ONNX file (`metadata_props`, which every runtime can read) say what it needs and what its outputs
+mean: `units`, the `policy` with its thresholds, and what the caller adds, such as `classes` and `normalize`.
 """
 
 import contextlib
 import importlib.util
 import inspect
+import json
 import logging
 import os
 import warnings
@@ -21,10 +26,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from leanbayes.core import config
+from leanbayes.core.arguments import checked
 from leanbayes.core.files import written_whole
 from leanbayes.core.network import map_rows
+from leanbayes.core.version import __version__
 from leanbayes.deploy.one_pass_graph import OnePassGraph, example_tensors
-from leanbayes.errors import LeanBayesError, missing_package
+from leanbayes.errors import LeanBayesError, RuleMismatchWarning, missing_package
 from leanbayes.model.bayesian import BayesianModel
 from leanbayes.rules import Rule
 
@@ -47,7 +55,7 @@ class Exported:
     Example:
         >>> file = lb.export_onnx(bnn, "model.onnx", x)
         >>> file.outputs
-        ('mean', 'variance', 'probs')
+        ('mean', 'variance', 'probs', 'expected_entropy')
     """
 
     path: Path
@@ -57,24 +65,29 @@ class Exported:
     error: float | None
 
 
+@checked()
 def export_onnx(
     bnn: BayesianModel,
     path: str | os.PathLike[str],
     example: Any,
     *,
     rule: str | Rule = "moments",
+    metadata: Mapping[str, Any] | None = None,
     check: bool = True,
 ) -> Exported:
     """Write one pass by moments to an ONNX file, which needs neither Python nor leanbayes.
 
-    The outputs of the file are `mean` and `variance`, with `probs` for classes and yes/no outputs, and
-    `epistemic_variance` for regression.
+    The outputs of the file are `mean` and `variance`, with `probs` and `expected_entropy` for classes and yes/no
+    outputs, and `epistemic_variance` for regression. Its metadata have the `units` of the outputs, and the `policy` of
+    the model, if `lb.decide.fit` has fitted one to predictions with this rule.
 
     Args:
         bnn: The trained model. It is not changed.
         path: The file to write. It is replaced at once: a crash or a full disk leaves an older file intact.
         example: A batch, as for `predict`. The file takes any number of examples; all other sizes are fixed.
         rule: "moments", or `leanbayes.rules.MomentPropagation` with settings.
+        metadata: More entries of the file's metadata: strings, or values that are stored as JSON. By convention
+            "classes" has the names of the classes, and "normalize" the mean and std of inputs.
         check: Whether to compare the file with torch, on the example and on another number of examples, if onnxruntime
             is installed. A file that differs by more than 1e-4 of the largest output is not written.
 
@@ -85,10 +98,15 @@ def export_onnx(
         LeanBayesError: A package is missing, the model has no Bayesian weights, the network cannot be traced or
             translated, the file differs from torch, or it cannot be written.
 
+    Warns:
+        RuleMismatchWarning: The policy was fitted to other predictions, so the file does not have it.
+
     Example:
-        >>> lb.export_onnx(bnn, "model.onnx", x)
+        >>> lb.export_onnx(bnn, "model.onnx", x, metadata={"classes": ["cat", "dog"]})
         >>> session = onnxruntime.InferenceSession("model.onnx")
-        >>> mean, variance, probs = session.run(None, {"input": x.numpy()})
+        >>> mean, variance, probs, expected_entropy = session.run(None, {"input": x.numpy()})
+        >>> json.loads(session.get_modelmeta().custom_metadata_map["classes"])
+        ['cat', 'dog']
     """
     for module in ("onnx", "onnxscript"):
         if importlib.util.find_spec(module) is None:
@@ -101,12 +119,14 @@ def export_onnx(
             "use lb.export_program and torch.export.save."
         )
     names, outputs = _input_names(bnn, example), tuple(graph.run(inputs))
+    entries = _metadata(bnn, graph, outputs, metadata or {})
     with written_whole(path) as temporary:  # a bad path is reported before the long part
-        temporary.write_bytes(_onnx_model(_trace(graph, inputs), inputs, names, outputs))
+        temporary.write_bytes(_onnx_model(_trace(graph, inputs), inputs, names, outputs, entries))
         error = _check(graph, temporary, inputs, names) if check else None
     return Exported(Path(path), Path(path).stat().st_size, names, outputs, error)
 
 
+@checked()
 def export_program(bnn: BayesianModel, example: Any, *, rule: str | Rule = "moments") -> torch.export.ExportedProgram:
     """Return one pass by moments as a torch.export program.
 
@@ -128,6 +148,42 @@ def export_program(bnn: BayesianModel, example: Any, *, rule: str | Rule = "mome
         >>> program.module()(x)["variance"]
     """
     return _trace(OnePassGraph(bnn, rule, example), example_tensors(example))
+
+
+def _metadata(
+    bnn: BayesianModel, graph: OnePassGraph, outputs: Sequence[str], given: Mapping[str, Any]
+) -> dict[str, str]:
+    """Return the metadata of a file: what leanbayes knows, and what the caller adds."""
+    classes = "probs" in outputs
+    units = {"mean": "logits", "variance": "logits²"} if classes else {"mean": "target", "variance": "target²"}
+    units |= {"probs": "probability", "expected_entropy": "nats", "epistemic_variance": "target²"}
+    known: dict[str, Any] = {
+        "leanbayes": __version__,
+        "method": type(bnn.method).__name__,
+        "likelihood": type(bnn.likelihood).__name__,
+        "units": {name: units[name] for name in outputs},
+    }
+    policy, rule = bnn.policy, graph.model.current_rule.name
+    if policy is not None and policy.rule == rule:
+        known["policy"] = config.encode(policy)
+    elif policy is not None:
+        warnings.warn(
+            f"The policy was fitted to predictions {policy.way}, so the file does not have it: fit it again with "
+            f"lb.decide.fit(..., rule={rule!r}).",
+            RuleMismatchWarning,
+            stacklevel=3,
+        )
+    for name in given:
+        if name in known:
+            raise LeanBayesError(f"The file has its own {name!r} in its metadata: use another name.")
+    try:
+        return {name: _as_text(value) for name, value in (known | dict(given)).items()}
+    except (TypeError, ValueError):
+        raise LeanBayesError("Values of metadata must be strings, or values that JSON can store.") from None
+
+
+def _as_text(value: Any) -> str:
+    return value if isinstance(value, str) else json.dumps(value, allow_nan=False, ensure_ascii=False)
 
 
 # -- tracing and translation ------------------------------------------------------------------------------------------
@@ -162,7 +218,11 @@ def _first_line(error: Exception) -> str:
 
 
 def _onnx_model(
-    program: torch.export.ExportedProgram, inputs: Sequence[Tensor], names: Sequence[str], outputs: Sequence[str]
+    program: torch.export.ExportedProgram,
+    inputs: Sequence[Tensor],
+    names: Sequence[str],
+    outputs: Sequence[str],
+    metadata: Mapping[str, str],
 ) -> bytes:
     """Translate a program to ONNX, without the exporter's notes about the source code."""
     einsum = torch.ops.aten.einsum.default
@@ -189,6 +249,7 @@ def _onnx_model(
                 value.name = f"{value.name}_within"
     for value, name in zip(graph.outputs, outputs, strict=True):
         value.name = name
+    made.model.metadata_props.update(metadata)
     return made.model_proto.SerializeToString()
 
 

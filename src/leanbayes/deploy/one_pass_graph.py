@@ -1,7 +1,8 @@
 """One pass by moments as a plain `nn.Module`, which torch.export can trace: its outputs by name.
 
-For classes and yes/no outputs: `mean`, `variance` (of the logits) and `probs`. For regression: `mean`, `variance` (the
-total) and `epistemic_variance` (the part of the model).
+For classes and yes/no outputs: `mean`, `variance` (of the logits), `probs` and `expected_entropy` (the noise in the
+data; the entropy of `probs` minus it is the mutual information). For regression: `mean`, `variance` (the total) and
+`epistemic_variance` (the part of the model).
 """
 
 import copy
@@ -10,6 +11,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from leanbayes.core import noise
@@ -108,11 +110,11 @@ def _outputs(likelihood: Likelihood, output: Moments, noise_of_logits: Tensor | 
     loc, variance = output.loc, output.variance.expand_as(output.loc)
     if isinstance(likelihood, Categorical):
         assert noise_of_logits is not None
-        probs = _mean_softmax(loc, variance, noise_of_logits, likelihood.class_dim)
-        return {"mean": loc, "variance": variance, "probs": probs}
+        probs, entropy = _mean_softmax(loc, variance, noise_of_logits, likelihood.class_dim)
+        return {"mean": loc, "variance": variance, "probs": probs, "expected_entropy": entropy}
     if isinstance(likelihood, Bernoulli):
-        (probs,) = torch.vmap(lambda m, v: gaussian_means(lambda z: (z.sigmoid(),), m, v))(loc, variance)
-        return {"mean": loc, "variance": variance, "probs": probs}
+        probs, entropy = torch.vmap(lambda m, v: gaussian_means(_probability_and_entropy, m, v))(loc, variance)
+        return {"mean": loc, "variance": variance, "probs": probs, "expected_entropy": entropy}
     if isinstance(likelihood, HeteroscedasticGaussian):
         (mean, raw), (epistemic, raw_variance) = loc.chunk(2, -1), variance.chunk(2, -1)
         (softplus_mean, *_) = torch.vmap(lambda m, v: gaussian_means(softplus, m, v))(raw, raw_variance)
@@ -124,14 +126,24 @@ def _outputs(likelihood: Likelihood, output: Moments, noise_of_logits: Tensor | 
     return {"mean": loc, "variance": variance}
 
 
-def _mean_softmax(loc: Tensor, variance: Tensor, epsilons: Tensor, class_dim: int) -> Tensor:
-    """Return E softmax(z), z ~ N(loc, variance), from the noise of `softmax_means`, a few samples at a time."""
+def _mean_softmax(loc: Tensor, variance: Tensor, epsilons: Tensor, class_dim: int) -> tuple[Tensor, Tensor]:
+    """Return E softmax(z) and its expected entropy, z ~ N(loc, variance), a few samples of the noise at a time."""
     loc, std = loc.movedim(class_dim, -1), variance.clamp_min(0).sqrt().movedim(class_dim, -1)
     shape = (-1, *[1] * (loc.dim() - 1), loc.shape[-1])
     at_once = max(1, _ELEMENTS // math.prod(loc.shape[1:]))
-    probs = sum((loc + std * part.view(shape)).softmax(-1).sum(0) for part in epsilons.split(at_once))
-    assert isinstance(probs, Tensor)
-    return (probs / len(epsilons)).movedim(-1, class_dim)
+    probs, entropy = torch.zeros_like(loc), torch.zeros_like(loc[..., 0])
+    for part in epsilons.split(at_once):
+        logs = (loc + std * part.view(shape)).log_softmax(-1)
+        found = logs.exp()
+        probs = probs + found.sum(0)
+        entropy = entropy - (found * logs).sum(-1).sum(0)
+    return (probs / len(epsilons)).movedim(-1, class_dim), entropy / len(epsilons)
+
+
+def _probability_and_entropy(logits: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the sigmoid, and the entropy of a yes with this probability."""
+    yes = logits.sigmoid()
+    return yes, yes * F.softplus(-logits) + (1 - yes) * F.softplus(logits)
 
 
 def example_tensors(example: Any) -> list[Tensor]:

@@ -1,4 +1,7 @@
-"""Decisions instead of numbers: `lb.decide.fit` turns held-out data into a policy that answers or asks a person."""
+"""Decisions instead of numbers: `lb.decide.fit` turns held-out data into a policy that answers or asks a person.
+
+`lb.decide.acquire` chooses what to ask a person about, to train the model further.
+"""
 
 from collections.abc import Iterable
 from dataclasses import fields
@@ -7,7 +10,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from leanbayes.core.arguments import checked
 from leanbayes.errors import LeanBayesError
+from leanbayes.evaluation.active_learning import acquire
 from leanbayes.evaluation.outcomes import outcome_of
 from leanbayes.evaluation.scores import ignored, predictions
 from leanbayes.likelihoods import ClassPrediction, Prediction, RegressionPrediction
@@ -18,10 +23,11 @@ from leanbayes.likelihoods.decisions.conformal import SetKind, fit_intervals, fi
 from leanbayes.likelihoods.decisions.ood_gate import fit_gate
 from leanbayes.model.bayesian import BayesianModel
 
-__all__ = ["Abstention", "ConformalIntervals", "ConformalSets", "Decision", "OODGate", "Policy", "fit"]
+__all__ = ["Abstention", "ConformalIntervals", "ConformalSets", "Decision", "OODGate", "Policy", "acquire", "fit"]
 _LEAST_INFORMATION = 1e-4  # nats of median mutual information below which samples do not disagree
 
 
+@checked()
 def fit(
     bnn: BayesianModel,
     batches: Iterable[Any],

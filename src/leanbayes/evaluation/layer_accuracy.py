@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from leanbayes.core.arguments import checked
 from leanbayes.core.network import call_with, evaluation_mode, is_tensor_like, map_rows, output_tensor, tensors_of
 from leanbayes.errors import LeanBayesError
 from leanbayes.likelihoods.accumulators import Running
@@ -49,6 +50,7 @@ class LayerAccuracy:
     mean_error: float
 
 
+@checked()
 def moment_accuracy(
     bnn: BayesianModel,
     x: Any,

@@ -9,7 +9,7 @@ from torch import Tensor
 from leanbayes.core.layout import Layout
 from leanbayes.errors import LeanBayesError
 from leanbayes.posteriors import MeanFieldPosterior
-from leanbayes.priors import Normal, Prior, layer_stds
+from leanbayes.priors import Prior, layer_stds
 from leanbayes.rules import get_rule
 
 _SMALLEST_STD = 1e-8  # for a deterministic weight; softplus cannot be 0
@@ -28,7 +28,7 @@ def check_gaussian_settings(prior: Prior, init_std: float, rule: str, samples: i
         raise LeanBayesError("prior must be an instance such as lb.Normal(0.1).")
     if engine not in get_args(EngineName):
         raise LeanBayesError(f"engine={engine!r} is unknown: use one of {', '.join(map(repr, get_args(EngineName)))}.")
-    if engine == "ivon" and not isinstance(prior, Normal):
+    if engine == "ivon" and not getattr(prior, "gaussian", False):
         raise LeanBayesError(f"engine='ivon' needs a Gaussian prior, not {prior!r}: use lb.Normal(), or 'backprop'.")
     get_rule(rule)
 

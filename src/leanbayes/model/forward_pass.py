@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from leanbayes.core import checkpointing, noise
+from leanbayes.core.arguments import checked
 from leanbayes.core.layout import Layout
 from leanbayes.core.locks import ModelLock
 from leanbayes.core.network import places, quiet_recurrent_layers
@@ -220,7 +221,7 @@ class PosteriorNetwork(nn.Module):
             for module, attribute in places_of_slot:
                 setattr(module, attribute, None if values is None else values[number])
 
-    def _call_network(self, draw: Draw, *args: Any, **kwargs: Any) -> Any:
+    def _call_network(self, draw: Draw | None, *args: Any, **kwargs: Any) -> Any:
         context = self.pass_context((args, kwargs))
         self._rule.begin(self._values or (), context)
         if isinstance(self.network, StochasticNetwork):
@@ -311,6 +312,10 @@ class PosteriorNetwork(nn.Module):
         with self.using(rule), self._holding(held[0]):
             return self._call_network(draw, *args, **kwargs)
 
+    def call_with_values(self, *args: Any, **kwargs: Any) -> Any:
+        """Call a network whose weights are in place, as inside `drawn`, and whose only randomness they are."""
+        return self._call_network(None, *args, **kwargs)
+
     @contextlib.contextmanager
     def holding(self, weights: Tensor) -> Iterator[nn.Module]:
         """Keep the given weights, one flat vector, in the network for a block, and yield the network."""
@@ -332,6 +337,7 @@ class PosteriorNetwork(nn.Module):
         finally:
             self._put(before)
 
+    @checked()
     @contextlib.contextmanager
     def using(self, rule: str | Rule) -> Iterator[Self]:
         """Use another rule inside the block. A sample that `drawn` holds for the former rule is not used there.
@@ -349,6 +355,7 @@ class PosteriorNetwork(nn.Module):
             finally:
                 self._rule, self._block_draw = before, outer
 
+    @checked()
     @contextlib.contextmanager
     def frozen(self, seed: int) -> Iterator[Self]:
         """Use the same noise, that of `seed`, in every pass inside the block, also inside a `drawn` block.

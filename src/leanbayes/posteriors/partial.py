@@ -35,6 +35,7 @@ class PartialPosterior(Posterior):
 
     index: Tensor
     sizes_vary = True
+    caches_moments = True
 
     def __init__(
         self,
@@ -222,7 +223,12 @@ class PartialPosterior(Posterior):
         if not {"index", "mu", "rho"} <= tensors.keys():
             return tensors
         count = tensors["rho"].numel()
-        for name, expected in (("mu", self.layout.numel), ("rho", count), ("prior.loc", count)):
+        for name, expected in (
+            ("mu", self.layout.numel),
+            ("rho", count),
+            ("prior.loc", count),
+            ("prior.scales", count),
+        ):
             if name in tensors and tensors[name].shape != (expected,):
                 raise ValueError(f"{name} has the shape {tuple(tensors[name].shape)}, not {(expected,)}")
         index = positions.decode(tensors["index"], count, self.layout.numel)

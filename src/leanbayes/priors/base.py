@@ -55,6 +55,15 @@ class BoundPrior(nn.Module):
         return repr(self.settings)
 
 
+def normal_log_prob(weights: Tensor, terms: NormalTerms) -> Tensor:
+    """Return the sum of the log densities of all weights under a Gaussian."""
+    loc, scale = terms
+    scale = scale if isinstance(scale, Tensor) else weights.new_tensor(scale)
+    standard = (weights if loc is None else weights - loc) / scale
+    constant = weights.numel() * 0.5 * math.log(2 * math.pi)
+    return -0.5 * standard.square().sum() - scale.log().expand_as(weights).sum() - constant
+
+
 def check_scale(name: str, value: float) -> None:
     """Raise an error unless the value is positive and finite."""
     if not (math.isfinite(value) and value > 0):

@@ -2,7 +2,7 @@
 
 import math
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import torch
 from torch import Tensor
@@ -11,7 +11,8 @@ from leanbayes.core.config import configurable
 from leanbayes.core.gaussian import NormalTerms
 from leanbayes.core.layout import Layout
 from leanbayes.errors import LeanBayesError
-from leanbayes.priors.base import BoundPrior, check_scale
+from leanbayes.priors.base import BoundPrior, check_scale, normal_log_prob
+from leanbayes.priors.earlier import EarlierPosterior, earlier_posterior
 
 _AUTO_SCALE = 0.1
 _WEIGHT_DECAY = 1e-3
@@ -40,6 +41,7 @@ class Normal:
     scale: float | Literal["auto", "fan_in", "std"] = 0.1
     center: Literal["zero", "pretrained"] = "zero"
     gain: float = 1.0
+    gaussian: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         if isinstance(self.scale, str):
@@ -52,6 +54,31 @@ class Normal:
         check_scale("gain", self.gain)
         if self.center not in ("zero", "pretrained"):
             raise LeanBayesError(f"center={self.center!r} is unknown: use 'zero' or 'pretrained'.")
+
+    @staticmethod
+    def from_posterior(bnn: Any) -> EarlierPosterior:
+        """Return the posterior of a model as the prior of the next one: its mean and std for each weight.
+
+        By Bayes' rule, the posterior after two data sets is the posterior after the second one, with the posterior
+        after the first one as the prior. So a model learns from new data without the old ones, and forgets little.
+        The earlier data count as much as the new ones if both models are trained at the same temperature.
+
+        Args:
+            bnn: The earlier `BayesianModel`. All its weights must be Bayesian and independent (`lb.MeanField`,
+                `lb.VDP`). It is copied, so that it can be trained further.
+
+        Returns:
+            A prior for `lb.MeanField`, `lb.PBN` and `lb.VDP`, with both engines, for a network of the same
+            architecture. `lb.save` stores it with the model.
+
+        Raises:
+            LeanBayesError: Weights of the model are correlated or deterministic.
+
+        Example:
+            >>> first = lb.fit(network, lb.MeanField(), first_data)
+            >>> second = lb.fit(first, lb.MeanField(prior=lb.Normal.from_posterior(first)), second_data)
+        """
+        return earlier_posterior(bnn)
 
     def bind(self, layout: Layout, mean: Tensor) -> BoundPrior:
         """Compute the scales of the network's layers, and copy its weights if they are the center.
@@ -128,8 +155,4 @@ class _BoundNormal(BoundPrior):
         return NormalTerms(loc, self.layer_scales[self.layout.slots_of(index)])
 
     def log_prob(self, weights: Tensor, index: Tensor | None = None) -> Tensor:
-        loc, scale = self.normal_terms(index)
-        scale = scale if isinstance(scale, Tensor) else weights.new_tensor(scale)
-        standard = (weights if loc is None else weights - loc) / scale
-        constant = weights.numel() * 0.5 * math.log(2 * math.pi)
-        return -0.5 * standard.square().sum() - scale.log().expand_as(weights).sum() - constant
+        return normal_log_prob(weights, self.normal_terms(index))

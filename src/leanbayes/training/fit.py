@@ -14,6 +14,7 @@ from accelerate.utils import DistributedDataParallelKwargs
 from torch import nn
 from torch.utils.data import Dataset
 
+from leanbayes.core.arguments import checked
 from leanbayes.core.layout import Select
 from leanbayes.core.network import is_finite
 from leanbayes.data import Data, from_datasets, load
@@ -26,6 +27,7 @@ from leanbayes.training.recipe import Recipe, RecipeSettings
 from leanbayes.training.run import Run
 from leanbayes.training.run_folder import checked_folder, remove_run
 from leanbayes.training.temperatures import chosen_temperature, train_with_each
+from leanbayes.training.tracking import OnLog, checked_trackers
 
 
 @overload
@@ -41,6 +43,8 @@ def fit(
     overwrite: bool = False,
     progress: bool = True,
     notes: Mapping[str, Any] | None = None,
+    on_log: OnLog | None = None,
+    log_with: Any = None,
     **settings: Unpack[RecipeSettings],
 ) -> BayesianModel[P]: ...
 @overload
@@ -56,10 +60,13 @@ def fit(
     overwrite: bool = False,
     progress: bool = True,
     notes: Mapping[str, Any] | None = None,
+    on_log: OnLog | None = None,
+    log_with: Any = None,
     **settings: Unpack[RecipeSettings],
 ) -> BayesianModel[Any]: ...
 
 
+@checked()
 def fit(
     model: nn.Module,
     method: Method,
@@ -72,6 +79,8 @@ def fit(
     overwrite: bool = False,
     progress: bool = True,
     notes: Mapping[str, Any] | None = None,
+    on_log: OnLog | None = None,
+    log_with: Any = None,
     **settings: Unpack[RecipeSettings],
 ) -> BayesianModel[Any]:
     """Train a network with a method, and return the Bayesian model. The network itself is not changed.
@@ -90,6 +99,11 @@ def fit(
         overwrite: Whether to remove the run that `out` holds, and start again. Other files in it stay.
         progress: Whether to show a progress bar, or lines if there is no terminal.
         notes: More settings for run.json, such as the name of the network. Only JSON values.
+        on_log: A function that gets the number of steps done and a dict of metrics, such as {"train/loss": 0.31,
+            "validation/accuracy": 0.94}, at each log entry, and {"final/accuracy": ...} at the end. What it raises
+            stops the training.
+        log_with: Trackers of accelerate that get the same metrics: "wandb", "mlflow" and others that are installed, an
+            `accelerate.tracking.GeneralTracker`, or a list of them. A tracker object is not closed.
         **settings: Settings that differ from `recipe`, such as epochs=30: all those of `lb.Recipe`.
 
     Returns:
@@ -119,13 +133,14 @@ def fit(
     elif not isinstance(data, Data):
         data = from_datasets(data, outputs=0)
     found: Data = data
+    trackers = checked_trackers(log_with, folder)
 
     def train(temperature: float, folder: Path | None, overwrite: bool = overwrite) -> tuple[BayesianModel, float]:
         own = changed.changed({"temperature": temperature})
-        with _accelerated(own) as accelerator, torch.inference_mode(False), torch.enable_grad():
+        with _accelerated(own, trackers, folder) as accelerator, torch.inference_mode(False), torch.enable_grad():
             if changed.temperature == "auto" and accelerator.num_processes > 1:
                 raise LeanBayesError("temperature='auto' needs one process: give a number to train with several.")
-            run = Run(model, method, found, own, accelerator, folder, likelihood, select, dict(notes or {}))
+            run = Run(model, method, found, own, accelerator, folder, likelihood, select, dict(notes or {}), on_log)
             return run.train(overwrite, progress and accelerator.is_main_process), run.held_out_nll()
 
     if changed.temperature != "auto":
@@ -141,10 +156,10 @@ def fit(
 
 
 @contextlib.contextmanager
-def _accelerated(recipe: Recipe) -> Iterator[Accelerator]:
+def _accelerated(recipe: Recipe, trackers: list[Any], folder: Path | None) -> Iterator[Accelerator]:
     """Yield an accelerator, and restore the global state of accelerate and torch afterwards."""
     before = dict(AcceleratorState._shared_state)
-    accelerator = _accelerator(recipe)
+    accelerator = _accelerator(recipe, trackers, folder)
     devices = [accelerator.device] if accelerator.device.type == "cuda" else []
     try:
         with torch.random.fork_rng(devices=devices):
@@ -154,7 +169,7 @@ def _accelerated(recipe: Recipe) -> Iterator[Accelerator]:
         AcceleratorState._shared_state.update(before)
 
 
-def _accelerator(recipe: Recipe) -> Accelerator:
+def _accelerator(recipe: Recipe, trackers: list[Any], folder: Path | None) -> Accelerator:
     """Return a new accelerator for this recipe, whatever this process has used before."""
     cpu = recipe.device == "cpu" or (recipe.device is None and not torch.cuda.is_available())
     if recipe.device == "cuda" and not torch.cuda.is_available():
@@ -167,6 +182,8 @@ def _accelerator(recipe: Recipe) -> Accelerator:
     accelerator = Accelerator(
         mixed_precision={"fp32": "no"}.get(recipe.precision or "", recipe.precision),
         cpu=cpu,
+        log_with=trackers or None,
+        project_dir=folder,
         kwargs_handlers=[DistributedDataParallelKwargs(find_unused_parameters=recipe.unused_parameters)],
     )
     if accelerator.num_processes == 1 and "MASTER_PORT" in os.environ and "RANK" not in os.environ:

@@ -1,7 +1,7 @@
 """Where the results of a run go: `run.json`, the progress display, TensorBoard and the checkpoints."""
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager
 
 import torch
@@ -11,8 +11,12 @@ from leanbayes.errors import LeanBayesError
 from leanbayes.model.bayesian import BayesianModel
 from leanbayes.training.checkpoints import Checkpoints, LoopState, TrainingState
 from leanbayes.training.clock import Clock
-from leanbayes.training.progress import Progress, in_words
+from leanbayes.training.progress import Progress, duration, in_words
 from leanbayes.training.record import Record
+from leanbayes.training.tracking import OnLog
+
+_ESTIMATED = (2, 5)  # the steps of a run between which its speed is measured
+_LONG = 3600  # seconds from which a training is called long
 
 
 class Journal:
@@ -27,6 +31,7 @@ class Journal:
         accelerator: The accelerator of the run.
         batch_size: The number of examples per step.
         state: The state of the checkpoint that the run continues from, or None.
+        on_log: Gets the number of steps done and the metrics of each entry.
 
     Attributes:
         steps_done: The number of optimizer steps taken in all stages.
@@ -40,10 +45,12 @@ class Journal:
         accelerator: Accelerator,
         batch_size: int,
         state: TrainingState | None,
+        on_log: OnLog,
     ) -> None:
-        self._record, self._progress, self._checkpoints = record, progress, checkpoints
+        self._record, self._progress, self._checkpoints, self._on_log = record, progress, checkpoints, on_log
         self._accelerator, self._batch_size = accelerator, batch_size
-        self.steps_done = 0
+        self.steps_done = self._steps_now = 0
+        self._estimate_start = 0.0
         self._clock = Clock(accelerator.device)
         if state is not None:
             self.steps_done = state["steps_done"]
@@ -95,6 +102,20 @@ class Journal:
         """Count one optimizer step."""
         self.steps_done += 1
         self._progress.advance()
+        self._steps_now += 1
+        if self._steps_now == _ESTIMATED[0]:
+            self._estimate_start = self.seconds()
+        elif self._steps_now == _ESTIMATED[1]:
+            self._say_if_long((self.seconds() - self._estimate_start) / (_ESTIMATED[1] - _ESTIMATED[0]))
+
+    def _say_if_long(self, seconds: float) -> None:
+        """Say at the start of a training that it will take hours."""
+        left = seconds * (self._progress.total - self.steps_done)
+        if left > _LONG:
+            self.say(
+                f"This training takes about {duration(left)} on this machine ({self._progress.total:,} steps of "
+                f"{seconds:.2g} s): for a first try, use fewer epochs, a smaller network or data set, or a GPU."
+            )
 
     def log(
         self, values: dict[str, float], *, epoch: int | None = None, validation: dict[str, float] | None = None
@@ -117,6 +138,13 @@ class Journal:
         optional = {"epoch": epoch, "validation": validation}
         found = {name: value for name, value in optional.items() if value is not None}
         history.append({"step": self.steps_done, "seconds": seconds, **values, **found})
+        self._pass_on(train=values, validation=validation or {})
+
+    def _pass_on(self, **groups: Mapping[str, float]) -> None:
+        """Hand metrics to the caller and to trackers, named as for TensorBoard: train/loss."""
+        with self.paused():
+            flat = {f"{group}/{name}": value for group, values in groups.items() for name, value in values.items()}
+            self._on_log(self.steps_done, flat)
 
     def epoch_done(self, seconds: float | None) -> None:
         """Update the costs after an epoch. `seconds` is its duration, or None if it was resumed in the middle."""
@@ -137,6 +165,7 @@ class Journal:
         self._record.status = "finished"
         self._write_record()
         self._progress.say(f"Held-out split: {in_words(scores)}")
+        self._pass_on(final=scores)
 
     # -- checkpoints --------------------------------------------------------------------------------------------------
 

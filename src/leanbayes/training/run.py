@@ -36,6 +36,7 @@ from leanbayes.training.identity import check_same_run, identity
 from leanbayes.training.journal import Journal
 from leanbayes.training.loop import Loop
 from leanbayes.training.plan import StagePlan, plan_stages
+from leanbayes.training.posterior_check import posterior_problem
 from leanbayes.training.progress import Progress, say
 from leanbayes.training.recipe import Recipe
 from leanbayes.training.record import Record, read_record
@@ -49,6 +50,7 @@ from leanbayes.training.run_folder import (
     remove_run,
 )
 from leanbayes.training.stopping import StopSignals
+from leanbayes.training.tracking import OnLog, listening
 
 REFRESH_EXAMPLES = 30_000  # enough for the statistics of BatchNorm
 T = TypeVar("T")
@@ -68,8 +70,9 @@ class Run:
         likelihood: Likelihood | None,
         select: Select,
         notes: dict[str, Any],
+        on_log: OnLog | None = None,
     ) -> None:
-        self._start = model
+        self._start, self._on_log = model, on_log
         if isinstance(model, BayesianModel):
             model = model.to_deterministic()
         if recipe.channels_last:
@@ -135,12 +138,15 @@ class Run:
         tensorboard = self._folder / TENSORBOARD if self._folder is not None and first else None
         name, steps = type(self._method).__name__, self._recipe.epochs * len(self._batches)
         done = state["steps_done"] if state else 0
-        with Progress(name, steps, shown, tensorboard, done) as progress:
+        with (
+            Progress(name, steps, shown, tensorboard, done) as progress,
+            listening(self._accelerator, self._on_log, self._record.config) as log,
+        ):
             where = f" in {self._folder}" if self._folder is not None else ""
             length = f"continuing from step {done} of {steps}" if state else f"{steps} steps"
             progress.say(f"{name} on {self._data.name}: {self._batches.examples:,} examples, {length}{where}")
             journal = Journal(
-                self._record, progress, self._checkpoints, self._accelerator, self._batches.batch_size, state
+                self._record, progress, self._checkpoints, self._accelerator, self._batches.batch_size, state, log
             )
             with journal.recording():
                 with StopSignals(self._folder is not None, repeated=self._accelerator.num_processes > 1) as stop:
@@ -317,7 +323,11 @@ class Run:
             save(bnn, self._folder / MODEL)
             costs["file_bytes"] = (self._folder / MODEL).stat().st_size
         journal.add_costs(costs)
-        journal.finish(self._validate(bnn, samples=None))
+        scores = self._validate(bnn, samples=None)
+        journal.finish(scores)
+        problem = posterior_problem(scores, bnn.method, float(self._recipe.temperature), self._data)
+        if problem is not None:
+            journal.say(problem)
         self._accelerator.wait_for_everyone()
 
     # -- what loops and hooks are given -------------------------------------------------------------------------------

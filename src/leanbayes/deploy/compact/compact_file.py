@@ -42,9 +42,10 @@ from leanbayes.deploy.model_file import (
 from leanbayes.errors import LeanBayesError
 from leanbayes.model.bayesian import BayesianModel
 from leanbayes.posteriors.shared.shared import SharedPosterior
+from leanbayes.priors import Normal
 
 _CODED = {f"posterior.{name}" for name in (*GAUSSIAN, "labels", "blended", "partners", "logits")}
-_CENTER = "posterior.prior.loc"
+_PRIOR = ("posterior.prior.loc", "posterior.prior.scales")  # one number per weight, which training needs only
 _REMEDY = "compress the model again"
 
 
@@ -125,7 +126,7 @@ def write_compact(
     for name, tensor in own.items():
         numbers.add(name, tensor, values)
     tensors, state = split_state(bnn)
-    plain = {name: t for name, t in tensors.items() if name not in _CODED and name != _CENTER}
+    plain = {name: t for name, t in tensors.items() if name not in (*_CODED, *_PRIOR)}
     for name, tensor in plain.items():
         numbers.add(name, tensor, rest, "rest")
     for name, tensor in bnn.moment_layers.items():
@@ -138,17 +139,18 @@ def write_compact(
         **state,
     }
     parts = container.write(path, settings, {**coded, **numbers.parts()})
-    left_out = {"center of the prior": _CENTER in tensors, "policy": bnn.policy is not None}
+    left_out = {"center of the prior": _PRIOR[0] in tensors, "policy": bnn.policy is not None}
     names = tuple(name for name, there in left_out.items() if there)
     return CompactFile(Path(path), sum(parts.values()), parts, names)
 
 
 def _without_center(method: Any) -> Any:
-    """Center the prior on zero instead of pretrained weights."""
+    """Center the prior on zero instead of pretrained weights or an earlier posterior."""
     prior: Any = getattr(method, "prior", None)
     if getattr(prior, "center", "zero") == "zero":
         return method
-    return dataclasses.replace(method, prior=dataclasses.replace(prior, center="zero"))
+    centered = dataclasses.replace(prior, center="zero") if isinstance(prior, Normal) else Normal()
+    return dataclasses.replace(method, prior=centered)
 
 
 # -- reading ----------------------------------------------------------------------------------------------------------

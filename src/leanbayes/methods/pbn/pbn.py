@@ -79,7 +79,7 @@ class PBN(Method):
         check_choices(self, per=Per, kl=KLSum)
         if not 0 <= self.pretrain < 1:
             raise LeanBayesError(f"pretrain={self.pretrain} must be a fraction of the epochs, from 0 to less than 1.")
-        if self.kl == "mean" and not isinstance(self.prior, Normal):
+        if self.kl == "mean" and not getattr(self.prior, "gaussian", False):
             raise LeanBayesError("kl='mean' needs a prior with a closed form: use lb.Normal(), or kl='sum'.")
         if self.kl == "mean" and self.engine == "ivon":
             raise LeanBayesError("engine='ivon' needs the KL of the ELBO: use kl='sum', or engine='backprop'.")

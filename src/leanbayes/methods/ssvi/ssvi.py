@@ -78,8 +78,8 @@ class SSVI(SparseMethod):
         if self.addition_samples < 1:
             raise LeanBayesError(f"addition_samples={self.addition_samples} must be at least 1.")
         check_gaussian_settings(self.prior, self.init_std, self.rule, self.samples, self.engine)
-        if getattr(self.prior, "center", None) == "pretrained":
-            raise LeanBayesError("SSVI does not store the pretrained weights: use a prior with center='zero'.")
+        if getattr(self.prior, "center", "zero") != "zero":
+            raise LeanBayesError("SSVI does not store a center for each weight: use a prior with center='zero'.")
 
     @classmethod
     def paper(cls) -> Self:
