@@ -18,7 +18,7 @@ from leanbayes.training import read_record
 
 def test_a_run_is_exported(cli: Cli, digits: Path) -> None:
     output = cli("export", digits, "digits.onnx")
-    assert output.err == ""
+    assert re.fullmatch(r"leanbayes: The policy was fitted to predictions with 3 samples [^\n]+\n", output.err)
     names = "mean, variance, probs, expected_entropy"
     found = re.fullmatch(
         rf"digits\.onnx: [\d.]+ [KM]iB, from \w+ to {names}, within (\d)e-(\d+) of torch\n", output.out
