@@ -63,10 +63,12 @@ def test_a_file_has_normalization_classes_and_thresholds(cli: Cli, digits: Path)
 
 def test_mistakes_are_reported_in_one_sentence(cli: Cli, digits: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     cli("fit", "deterministic", *TOY, "--out", "plain")
+    shutil.copytree(digits, "run")
+    cli("calibrate", "run")  # the file cannot have a policy of samples, which a warning would say
     for words, sentence in (
         (("nowhere", "a.onnx"), "There is no run in nowhere"),
         (("plain", "a.onnx"), "Deterministic has no Bayesian weights"),
-        ((digits, "nowhere/a.onnx"), "Cannot write nowhere/a.onnx"),
+        (("run", "nowhere/a.onnx"), "Cannot write nowhere/a.onnx"),
     ):
         output = cli("export", *words, code=1)
         assert sentence in output.err

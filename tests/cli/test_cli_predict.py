@@ -84,13 +84,15 @@ def test_the_table_has_one_line_per_image(cli: Cli, digits: Path) -> None:
 
 
 def test_fit_lets_predict_raise_alarms_about_unknown_inputs(cli: Cli, digits: Path) -> None:
-    gate = load_run(digits).policy.gate
-    assert gate.false_alarms == 0.05
+    policy = load_run(digits).policy
+    assert policy is not None
+    assert policy.gate is not None
+    assert policy.gate.false_alarms == 0.05
     data = load("digits")
     assert data.normalize is not None
     generator = torch.Generator().manual_seed(0)
     held_out = load_run(digits).predict(data.normalize(data.validation[:][0]), generator=generator)
-    assert gate.alarms(held_out.mutual_information).float().mean() <= 0.06
+    assert policy.gate.alarms(held_out.mutual_information).float().mean() <= 0.06
 
 
 def test_a_run_without_a_policy_says_how_to_get_verdicts(cli: Cli, digits: Path) -> None:
