@@ -83,6 +83,10 @@ def bayesianize(
     Example:
         >>> bnn = lb.bayesianize(network, lb.MeanField())
         >>> print(bnn.report)  # which parameters are Bayesian, and why
+        >>> bnn.predict(x)  # the average over samples, with uncertainty
+        >>> bnn.eval()(x)  # the output of one sample of the weights: in evaluation mode too, each call is random
+        >>> with bnn.using("mean"):
+        ...     bnn(x)  # the output at the mean of the weights, without randomness
     """
     if not isinstance(method, Method):
         name = getattr(method, "__name__", repr(method))
