@@ -1,6 +1,8 @@
 PYTHON ?= $(shell command -v python3.11 || command -v python3)
 VENV := .venv
 MODELS_VENV := .venv-models
+DOCS_VENV := .venv-docs
+RELEASE_VENV := .venv-release
 BIN := $(VENV)/bin
 
 # One thread per test worker: with more threads than cores, workers slow each other down. Python's compiled modules are
@@ -11,13 +13,14 @@ WORKERS := -n logical --dist worksteal
 PIP_INSTALL := -m pip install --quiet --disable-pip-version-check -c constraints.txt
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-models lint format bench experiments clean
+.PHONY: help demo test test-models lint format bench experiments docs release-check clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1\t/' | expand -t 14
 
-demo: $(VENV)/.stamp ## train every method on handwritten digits with three seeds, compare them, and write a report
-	OMP_WAIT_POLICY=passive $(BIN)/leanbayes compare --seeds 3 --jobs 2 --evaluation.shift-examples 200 --overwrite
+demo: $(VENV)/.stamp ## three methods and five seeds on handwritten digits and unknown inputs: a table and a report in 3 minutes
+	OMP_WAIT_POLICY=passive $(BIN)/leanbayes compare --seeds 5 --jobs 2 --evaluation.shift-examples 200 \
+	  --evaluation.no-pruning --overwrite
 
 test: $(VENV)/.stamp ## run the tests
 	$(TEST) $(BIN)/python -m pytest $(WORKERS)
@@ -43,12 +46,21 @@ experiments: $(VENV)/.stamp ## run the long experiments (needs LEANBAYES_DATA an
 	  --weight-decay 5e-4 --temperature 0.008 --precision bf16 --compile --channels-last --method.prior.scale 0.1 \
 	  --method.init-std 0.001 --method.no-relative --out runs/cifar10-resnet-20
 	for file in experiments/*.yaml; do name=$$(basename $$file .yaml); \
-	  $(BIN)/leanbayes compare --config $$file --out runs/$$name --json experiments/results/$$name.json || exit 1; done
+	  $(BIN)/leanbayes compare --config $$file --out runs/$$name --json > experiments/results/$$name.json || exit 1; done
 	$(BIN)/python experiments/tables.py
 
+docs: $(VENV)/.stamp $(DOCS_VENV)/.stamp ## run the tutorials, and write the documentation site to site/
+	rm -rf build/pages
+	$(BIN)/python tools/reference_pages.py build/pages
+	$(BIN)/python tools/tutorial_pages.py build/pages
+	NO_MKDOCS_2_WARNING=1 PATH=$(CURDIR)/$(DOCS_VENV)/bin:$$PATH mkdocs build
+
+release-check: $(RELEASE_VENV)/.stamp ## build the package, install it into clean environments, and use it there
+	$(RELEASE_VENV)/bin/python tools/release_check.py
+
 clean: ## remove the environments, caches and build outputs
-	rm -rf $(VENV) $(MODELS_VENV) build dist .hypothesis .mypy_cache .pytest_cache .ruff_cache
-	find src tests examples benchmarks experiments -name __pycache__ -prune -exec rm -rf {} + 2>/dev/null || true
+	rm -rf $(VENV) $(MODELS_VENV) $(DOCS_VENV) $(RELEASE_VENV) build dist site .hypothesis .mypy_cache .pytest_cache .ruff_cache
+	find src tests examples benchmarks experiments tools -name __pycache__ -prune -exec rm -rf {} + 2>/dev/null || true
 
 # torch is installed first and pinned, so that packages that depend on it do not install another build.
 $(VENV)/.stamp: pyproject.toml constraints.txt
@@ -63,4 +75,15 @@ $(MODELS_VENV)/.stamp: pyproject.toml constraints.txt
 	$(MODELS_VENV)/bin/python $(PIP_INSTALL) torch
 	$(MODELS_VENV)/bin/python $(PIP_INSTALL) -e . pytest pytest-xdist hypothesis pyyaml huggingface_hub pillow
 	$(MODELS_VENV)/bin/python $(PIP_INSTALL) --no-deps torchvision timm
+	touch $@
+
+# The site is written from the source of the package, which need not be installed.
+$(DOCS_VENV)/.stamp: pyproject.toml constraints.txt
+	$(PYTHON) -m venv $(DOCS_VENV)
+	$(DOCS_VENV)/bin/python $(PIP_INSTALL) mkdocs-material 'mkdocstrings[python]' ruff
+	touch $@
+
+$(RELEASE_VENV)/.stamp: pyproject.toml constraints.txt
+	$(PYTHON) -m venv $(RELEASE_VENV)
+	$(RELEASE_VENV)/bin/python $(PIP_INSTALL) build
 	touch $@

@@ -64,7 +64,7 @@ def whole(mean: Tensor, std: Tensor, gradient: Tensor, settings: SharingSettings
         "components": len(sharing.mean),
         "outliers": len(sharing.outliers),
         "blended": len(sharing.blended),
-        "paper_parameters": sharing.paper_parameters,
+        "paper_parameters": len(sharing.outliers) + len(sharing.blended) + 2 * len(sharing.mean),
         "relative_error_of_means": float(error),
         "relative_error_of_stds": float((variance.sqrt() - std).double().square().mean().sqrt() / std.double().std()),
     }

@@ -364,3 +364,4 @@ if __name__ == "__main__":
     )
     (HERE.parent / "docs" / "benchmarks.md").write_text(page)
     fill(HERE.parent / "README.md", readme_peers(), "<!-- measured: peers -->")
+    fill(HERE.parent / "docs" / "comparison.md", readme_peers(), "<!-- measured: peers -->")

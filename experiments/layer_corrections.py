@@ -119,6 +119,17 @@ def compared(bnn: lb.BayesianModel, x: Tensor, truth: Truth) -> dict[str, float]
     }
 
 
+def one_value_per_layer(corrections: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Average the shift and the logarithm of the factor over the channels that have a variance."""
+    averaged = {}
+    for name, (gain, shift, factor) in corrections.items():
+        random = (gain != 1) | (shift != 0) | (factor != 1)
+        shift, factor = shift.clone(), factor.clone()
+        shift[random], factor[random] = shift[random].mean(), factor[random].log().mean().exp()
+        averaged[name] = torch.stack([gain, shift, factor])
+    return averaged
+
+
 def ways(bnn: lb.BayesianModel, x: Tensor, args: argparse.Namespace) -> Iterator[tuple[str, Callable[[], object]]]:
     """Yield each way to correct one pass: its name, and a function that fits it."""
 
@@ -129,7 +140,7 @@ def ways(bnn: lb.BayesianModel, x: Tensor, args: argparse.Namespace) -> Iterator
 
     def one_per_layer() -> None:
         generator = torch.Generator().manual_seed(args.seed)
-        bnn.moment_layers = correct_layers(bnn, [x], args.samples, args.inputs, generator, per_channel=False)
+        bnn.moment_layers = one_value_per_layer(correct_layers(bnn, [x], args.samples, args.inputs, generator))
 
     yield "as it is", lambda: None
     yield "two factors", fit()

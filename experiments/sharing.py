@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any, get_args
 
 from arguments import PLACES, add_common_arguments, command_of, run_script
+from int8 import quantize_posterior
 from sharing_figures import boxes, curve_drawing, density, density_drawing, draw_boxes, plane
 from sharing_files import Arguments, Evaluator, Row, counts_of, line, method_for, of_file, share, shared_rows
 from sharing_tables import INT8
@@ -31,7 +32,6 @@ from leanbayes.core import config
 from leanbayes.core.json_values import without_nan
 from leanbayes.core.quantization import Precision
 from leanbayes.errors import LeanBayesError
-from leanbayes.methods.baselines.int8 import quantize_posterior
 from leanbayes.methods.weight_sharing.mixture import CHI2_95
 from leanbayes.posteriors import SharedPosterior
 from leanbayes.training.record import machine, versions, write_json

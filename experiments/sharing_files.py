@@ -25,7 +25,6 @@ from leanbayes.evaluation.full_evaluation import batch_size, some
 from leanbayes.evaluation.outcomes import ClassOutcome
 from leanbayes.evaluation.scores import Scores, ignored, predictions
 from leanbayes.methods import parse_method
-from leanbayes.methods.weight_sharing.codebook import paper_parameters
 from leanbayes.posteriors import SharedPosterior
 from leanbayes.training import fit
 from leanbayes.training.run import REFRESH_EXAMPLES
@@ -235,6 +234,11 @@ def of_file(bnn: lb.BayesianModel, evaluator: Evaluator, values: Any, rest: Any,
         "load_seconds": end - middle,
         **evaluator.evaluate(loaded.to(evaluator.device)),
     }
+
+
+def paper_parameters(outliers: int, ellipses: int, gaussians: int) -> int:
+    """Return outliers + ellipses + 2·Gaussians (Tables 1 to 3), which omits labels, covariances and σ of outliers."""
+    return outliers + ellipses + 2 * gaussians
 
 
 def counts_of(posterior: Any) -> dict[str, int]:

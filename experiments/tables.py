@@ -275,6 +275,7 @@ def main() -> None:
     results, docs = HERE / "results", HERE.parent / "docs"
     measured = results / "headline", HERE.parent / "benchmarks" / "results"
     fill(HERE.parent / "README.md", short_table(*measured), HEADLINE)
+    fill(docs / "guide" / "choose.md", short_table(*measured), HEADLINE)
     parts = [HEAD, *headline_tables(*measured)]
     for path in sorted(results.glob("*.json")):
         record = read(path)

@@ -1,11 +1,14 @@
 """Made-up evaluated runs of classifiers, for tests of reports."""
 
 import copy
+import io
 import math
+from base64 import b64encode
 from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
+from PIL import Image
 
 from leanbayes.report import EvaluatedRun
 
@@ -49,6 +52,18 @@ def ood(random: np.random.Generator) -> dict[str, Any]:
         "examples": 50,
         "by": {measure: {kind: random.random() for kind in kinds} for measure in measures},
         "entropy": random.multinomial(50, np.ones(30) / 30).tolist(),
+    }
+
+
+def mistakes(random: np.random.Generator) -> dict[str, list[Any]]:
+    """Wrong answers to 20 of the examples."""
+    index = random.choice(EXAMPLES, 20, replace=False)
+    truth = index % CLASSES
+    return {
+        "index": index.tolist(),
+        "truth": truth.tolist(),
+        "answer": ((truth + 1) % CLASSES).tolist(),
+        "confidence": np.sort(random.random(20))[::-1].tolist(),
     }
 
 
@@ -102,7 +117,9 @@ def run(method: str = "mean-field", seed: int = 0, quality: float = 0.0, size: i
             "entropy_right": random.multinomial(150, np.ones(30) / 30).tolist(),
             "entropy_wrong": random.multinomial(50, np.ones(30) / 30).tolist(),
         },
-        "extremes": {},
+        "mistakes": mistakes(random),
+        "asking": {"threshold": 0.8, "asked": 0.1, "wrong": 0.01, "wrong_without": 0.05},
+        "scaled": {},
         "shift_examples": 100,
         "shifts": shifts(random, quality),
         "ood": {"letters": ood(random), "noisy": ood(random)},
@@ -139,3 +156,19 @@ def changed(one: EvaluatedRun, *path: str, value: Any) -> EvaluatedRun:
     else:
         place[path[-1]] = value
     return EvaluatedRun(one.method, one.seed, **parts)
+
+
+def with_scaled(one: EvaluatedRun, **scores: float) -> EvaluatedRun:
+    """A run of a plain network that was also evaluated with temperature."""
+    found = one.evaluation
+    kept = {key: found[key] for key in ("curves", "mistakes", "asking", "shifts", "ood")}
+    scaled = {"temperature": 1.5, "scores": {**found["scores"], **scores}, **kept}
+    return changed(one, "evaluation", "scaled", value=scaled)
+
+
+def picture(index: int) -> dict[str, Any]:
+    """The picture of a test example, as a run stores it."""
+    file = io.BytesIO()
+    Image.new("L", (3, 2), index % 256).save(file, "PNG")
+    pngs = [{"data": b64encode(file.getvalue()).decode(), "label": ""}]
+    return {"index": index, "pngs": pngs, "caption": f"caption {index}", "alt": f"alt {index}"}

@@ -26,7 +26,7 @@ def python_blocks(path: Path) -> list[str]:
 
 @pytest.fixture
 def names() -> dict[str, object]:
-    """What a reader is taken to have."""
+    """Return what the code on a page uses without defining it."""
     x = torch.randn(96, 5)
     y = (x[:, 0] > 0).long()
     train_set = TensorDataset(x, y)
@@ -105,7 +105,7 @@ def test_the_page_on_metrics_runs(names: dict[str, Any]) -> None:
     exec(own, names)
     scores = names["scores"]
     assert isinstance(scores, dict)
-    # The draws are those of seed 0 in both, so by hand:
+    # Both use the samples of seed 0, so by hand:
     x = names["x_test"]
     probs = bnn.predict(x, generator=torch.Generator().manual_seed(0)).probs
     assert scores["margin"] == pytest.approx((2 * probs.amax(1) - 1).mean().item(), rel=1e-5)

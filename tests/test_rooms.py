@@ -8,6 +8,8 @@ from functools import cache
 from pathlib import Path
 from typing import NamedTuple
 
+from leanbayes.cli.main import COMMANDS
+
 ROOT = Path(__file__).parents[1]
 SOURCE = ROOT / "src" / "leanbayes"
 MODULES = sorted(path for path in SOURCE.rglob("*.py"))
@@ -121,11 +123,12 @@ def test_at_most_three_modules_stand_outside_packages() -> None:
 def test_no_two_modules_share_a_name() -> None:
     """But a command may have the name of what it runs, a method that of its posterior, a folder that of its file."""
     modules = [path for path in MODULES if path.stem not in CONVENTIONS | {"__main__"}]
-    counts = Counter(path.stem for path in modules if path.parent.name != "cli")
+    commands = {SOURCE / "cli" / f"{name}.py" for name in COMMANDS}
+    counts = Counter(path.stem for path in modules if path not in commands)
     folders = Counter(path.name for path in SOURCE.rglob("*") if path.is_dir() and path.name != "__pycache__")
     twice = {name for name, count in counts.items() if count > 1} - {"mean_field"}
     assert twice == set()
     assert {name for name, count in folders.items() if count > 1} == set()
     for path in modules:
         if path.stem in folders:
-            assert path.parent.name in (path.stem, "cli"), f"{path} has the name of another folder"
+            assert path.parent.name == path.stem or path in commands, f"{path} has the name of another folder"

@@ -300,10 +300,10 @@ def test_a_fit_to_labels_needs_no_samples(cli: Cli, run: Path) -> None:
 
 
 def test_info_shows_the_factors(cli: Cli, run: Path) -> None:
-    assert re.search(r"^ one pass +not calibrated", cli("info", run).out, re.MULTILINE)
+    assert re.search(r"^   one pass +not calibrated", cli("info", run).out, re.MULTILINE)
     mean, std = fitted(calibrate(cli, run)["after"])
     assert json.loads(cli("info", run, "--json").out)["file"]["moment_scale"] == [mean, std]
-    assert re.search(rf"^ one pass +mean × {mean:.4g}, std × {std:.4g}", cli("info", run).out, re.MULTILINE)
+    assert re.search(rf"^   one pass +mean × {mean:.4g}, std × {std:.4g}", cli("info", run).out, re.MULTILINE)
     cli("compress", run)
     assert json.loads(cli("info", run / "model.lbc", "--json").out)["file"]["moment_scale"] != [1, 1]
 
@@ -330,7 +330,7 @@ def test_layers_are_corrected_and_shown(cli: Cli, run: Path) -> None:
         factors=False,
     )
     assert all(torch.equal(first[name], correction) for name, correction in bnn.moment_layers.items())
-    assert re.search(rf"^ one pass +corrected in {len(first)} layers +$", cli("info", run).out, re.MULTILINE)
+    assert re.search(rf"^   one pass +corrected in {len(first)} layers +$", cli("info", run).out, re.MULTILINE)
     output = cli("calibrate", run, *settings, "--device", "cpu")
     assert "corrected layers" in output.out
     assert output.err.endswith("layers compared with samples on 40 of 40 examples\n")

@@ -23,6 +23,7 @@ from leanbayes import report
 from leanbayes.cli import main
 from leanbayes.cli.text_tables import SHOWN, comparison, show
 from leanbayes.core import config
+from leanbayes.methods import METHODS
 from leanbayes.report import Cell, Column, Row, Table
 from leanbayes.report.columns import known_keys
 from leanbayes.training.loop import Loop
@@ -54,7 +55,7 @@ def compare(folder: Path, *words: object) -> Comparison:
 @pytest.fixture(scope="session")
 def compared(tmp_path_factory: pytest.TempPathFactory) -> Comparison:
     folder = tmp_path_factory.mktemp("compared")
-    return compare(folder / "all", *SPECS, *TINY, "--seeds", 3, "--seed", 5, f"--json={folder / 'copy.json'}")
+    return compare(folder / "all", *SPECS, *TINY, "--seeds", 3, "--seed", 5)
 
 
 @pytest.fixture(scope="session")
@@ -110,18 +111,20 @@ def work(monkeypatch: pytest.MonkeyPatch) -> Callable[[], Work]:
     return count
 
 
+SCALED = "deterministic + temperature"
 OF_TOY = {*SHOWN} - {"accuracy", "miou", "ece", "corruptions:accuracy", "corruptions:nll"}
 
 
 def cells_of(out: str, method: str) -> dict[str, str]:
     """The line of a method in a table of the toy data, by the keys of the columns."""
-    line = next(line for line in out.splitlines() if line.startswith(f"{method} "))
+    line = next(line for line in out.splitlines() if line.startswith(f"{method} ") and SCALED not in line)
     keys = [key for key in known_keys() if key in OF_TOY]
     return dict(zip(keys, line.removeprefix(method).split(), strict=True))
 
 
 def order_of(out: str, methods: list[str]) -> list[str]:
-    found = [line.split()[0] for line in out.splitlines() if line and " is significantly " not in line]
+    lines = [line for line in out.splitlines() if line and " is significantly " not in line]
+    found = [line.split()[0] for line in lines if SCALED not in line]
     return [name for name in found if name in methods]
 
 
@@ -154,7 +157,7 @@ def test_the_table_shows_means_and_intervals_over_the_seeds(compared: Comparison
 
 @pytest.mark.parametrize("column", ["nll", "rmse", "file_kb", "noise:rmse"])
 def test_the_table_is_sorted_by_the_chosen_column(column: str, compared: Comparison, cli: Cli) -> None:
-    means = {name: cells[column]["mean"] for name, cells in compared.record["summary"]["methods"].items()}
+    means = {name: compared.record["summary"]["methods"][name][column]["mean"] for name in SPECS}
     out = cli(*compared.words, "--sort", column).out
     assert order_of(out, SPECS) == sorted(means, key=lambda name: means[name])
     assert len(set(means.values())) == len(means)
@@ -181,7 +184,7 @@ def test_high_values_are_the_best_of_some_columns(cli: Cli) -> None:
     out = cli(*words, "--sort", "accuracy").out
     methods = record_in("a")["summary"]["methods"]
     for column in ("accuracy", "ood:rotated"):
-        means = {name: cells[column]["mean"] for name, cells in methods.items()}
+        means = {name: methods[name][column]["mean"] for name in SHORT}
         assert order_of(cli(*words, "--sort", column).out, list(SHORT)) == sorted(means, key=lambda name: -means[name])
     assert "digits, mlp: 599 test examples\n" in out
     assert re.search(r"AUROC.*\n.*rotated", out)
@@ -225,7 +228,7 @@ def test_the_table_is_not_cut_off(
     shown = tuple(Column(key, title, best="low", form="decimal") for key, title in titles.items())
     names = ["deterministic", LONG, "[bold]"]  # the last one looks like markup
     rows = tuple(Row(name, dict.fromkeys(titles, Cell(0.125, 0.1, 0.15))) for name in names)
-    show("digits", comparison(Table(shown, rows, dict.fromkeys(titles, tuple(names))), "nll"))
+    show("digits", comparison(Table(shown, rows, dict.fromkeys(titles, tuple(names))), "nll", everything=True))
     out = capsys.readouterr().out
     assert ("\x1b[" in out) == color
     title, above, head, *lines = re.sub(r"\x1b\[[\d;]*m", "", out).splitlines()
@@ -248,7 +251,7 @@ def test_a_comparison_is_not_a_run_and_the_error_names_its_runs(compared: Compar
 @pytest.mark.parametrize(
     ("found", "starred"),
     [
-        (([1.0, 1.1, 1.2], [2.0, 2.1, 2.21]), ["deterministic"]),
+        (([1.0, 1.1, 1.2], [2.0, 2.1, 2.21]), ["deterministic", SCALED]),
         (([2.0, 2.1, 2.21], [1.0, 1.1, 1.2]), ["mean-field:samples=2"]),
         (([1.0, 2.1, 1.2], [2.0, 1.1, 1.9]), []),  # either may be better
         (([1.0, 1.1, 1.2], [1.0, 1.1, 1.2]), []),
@@ -262,7 +265,8 @@ def test_a_star_marks_a_significant_difference(
         for seed, value in enumerate(values):
             path = Path("a", f"{name}-{seed}", "evaluation.json")
             stored = json.loads(path.read_text())
-            stored["scores"]["rmse"] = value
+            for part in filter(None, (stored, stored["scaled"])):  # a temperature does not change answers
+                part["scores"]["rmse"] = value
             evaluation = {part: of for part, of in stored.items() if part not in ("key", "digest")}
             stored["digest"] = hashlib.sha256(json.dumps(evaluation).encode()).hexdigest()
             path.write_text(json.dumps(stored))
@@ -272,7 +276,7 @@ def test_a_star_marks_a_significant_difference(
         assert cells_of(out, name)["rmse"] == f"{np.mean(values):.3f}±{half:.3f}{'*' * (name in starred)}"
     winners = record_in("a")["summary"]["winners"]
     assert winners.get("rmse", []) == starred
-    assert winners["file_kb"] == ["deterministic"]  # an exact count
+    assert winners["file_kb"] == ["deterministic", SCALED]  # an exact count
 
 
 def test_one_seed_has_winners_only_by_exact_counts(two: Comparison) -> None:
@@ -290,12 +294,39 @@ def test_a_single_method_has_no_winners(cli: Cli) -> None:
     assert record_in("a")["summary"]["winners"] == {}
 
 
+def test_the_table_fits_100_columns_with_the_most_important_metrics_first(capsys: pytest.CaptureFixture[str]) -> None:
+    keys = (*known_keys(), "ood:letters", "ood:noisy")
+    shown = tuple(Column(key, key.replace("_", " "), best="low", form="decimal") for key in keys)
+    rows = tuple(Row(name, dict.fromkeys(keys, Cell(0.125, 0.1, 0.15))) for name in ("deterministic", "mean-field"))
+    for everything in (False, True):
+        show("", comparison(Table(shown, rows, {}), "crps", everything))
+        out = capsys.readouterr().out
+        assert (max(map(len, out.splitlines())) <= 100) != everything
+        assert all(title in out.split() for title in ("accuracy", "nll", "crps", "ood:noisy"))
+        assert ("sensitivity" in out) == everything
+
+
+def test_all_compares_all_methods_and_no_names_the_first_ones(monkeypatch: pytest.MonkeyPatch) -> None:
+    found = []
+    monkeypatch.setattr("leanbayes.cli.compare._compare", lambda options, recipes, methods, _: found.append(methods))
+    for words in (["compare"], ["compare", "--all"], ["compare", "--all", "ensemble"]):
+        assert main(words) == 0
+    assert [list(methods) for methods in found] == [["deterministic", "mean-field", "vdp"], list(METHODS), ["ensemble"]]
+
+
+def test_json_prints_the_record_alone(cli: Cli, compared: Comparison) -> None:
+    printed = json.loads(cli(*compared.command, "--json").out)
+    assert printed["results"] == compared.record["results"]
+    assert printed["summary"] == compared.record["summary"]
+    assert printed == record_in(compared.folder)
+    assert printed["command"] == f"{compared.record['command']} --json"
+
+
 # -- the results ------------------------------------------------------------------------------------------------------
 
 
 def test_the_record_is_complete(compared: Comparison) -> None:
     record, place = compared.record, compared.folder.parent
-    assert json.loads((place / "copy.json").read_text()) == record_in(compared.folder)
     evaluation = "--evaluation.shifts noise --evaluation.shift-examples 20"
     assert record["command"] == (
         f"leanbayes compare deterministic ensemble:members=2 {LONG} --data toy --epochs 1 --quiet "
@@ -324,8 +355,8 @@ def test_the_record_is_complete(compared: Comparison) -> None:
     one, both = record["results"][:2]
     assert config.decode(both["method"]) == lb.Ensemble(2)
     assert one["costs"]["trainable"] * 2 - 1 == both["costs"]["trainable"]
-    assert list(record["summary"]["methods"]) == SPECS
-    assert record["summary"]["winners"]["kilo_trained"] == ["deterministic"]
+    assert list(record["summary"]["methods"]) == [SPECS[0], SCALED, *SPECS[1:]]
+    assert record["summary"]["winners"]["kilo_trained"] == ["deterministic", SCALED]
     for cells in record["summary"]["methods"].values():
         assert cells["rmse"]["low"] < cells["rmse"]["mean"] < cells["rmse"]["high"]
 

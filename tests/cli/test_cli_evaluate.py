@@ -71,7 +71,7 @@ def test_scores_are_printed_even_if_they_cannot_be_stored(cli: Cli, toy: Path, m
 
     monkeypatch.setattr("leanbayes.cli.evaluate.write_json", full)
     output = cli("evaluate", toy)
-    assert re.search(r"^ RMSE +[\d.]+ *$", output.out, re.MULTILINE)
+    assert re.search(r"^   RMSE +[\d.]+  Root mean squared error", output.out, re.MULTILINE)
     assert output.err == f"The scores are not stored in the run: Cannot write {toy / 'run.json'}: the disk is full.\n"
     assert "rmse" in json.loads(cli("evaluate", toy, "--json").out)["scores"]
 
@@ -95,9 +95,11 @@ def test_the_table_shows_every_score(cli: Cli, digits: Path, toy: Path) -> None:
     ):
         text = cli("evaluate", folder).out
         for name in (*names, *COSTS):
-            assert re.search(rf"^ {name} +[\d.,e+%×]+ *$", text, re.MULTILINE), name
-        lines = text.splitlines()[1:]
-        rows = {name: value for name, value in (re.split(r"  +", line.strip()) for line in lines)}
+            assert re.search(rf"^   {name} +[\d.,e+%×]+  ", text, re.MULTILINE), name
+        lines = [line for line in text.splitlines()[1:] if line.startswith("   ")]
+        rows = {name: value for name, value, *_ in (re.split(r"  +", line.strip()) for line in lines)}
+        groups = [line.strip() for line in text.splitlines()[1:] if not line.startswith("   ")]
+        assert groups == ["quality", "uncertainty", "other scores", "cost", "data"]
         scores = read_record(folder)["scores"]["test"]
         assert len(rows) == len(lines) == len(scores) + 4  # and four costs of the training
         assert rows["NLL"] == f"{scores['nll']:.4f}"
@@ -110,7 +112,10 @@ def test_the_table_shows_every_score(cli: Cli, digits: Path, toy: Path) -> None:
 
 def test_the_title_names_the_run_and_the_split(cli: Cli, digits: Path) -> None:
     assert cli("evaluate", digits).out.splitlines()[0] == f"{digits}, test data"
-    assert cli("evaluate", digits, "--split", "validation").out.splitlines()[0] == f"{digits}, validation data"
+    assert (
+        cli("evaluate", digits, "--split", "validation").out.splitlines()[0]
+        == f"{digits}, held-out part of the training data"
+    )
 
 
 def test_an_undefined_score_is_a_dash(capsys: pytest.CaptureFixture[str]) -> None:
@@ -118,11 +123,16 @@ def test_an_undefined_score_is_a_dash(capsys: pytest.CaptureFixture[str]) -> Non
     show("", scores_table({**scores, "kilo_trained": 2.5, "my_own_score": 0.25}))
     out = capsys.readouterr().out
     assert [line.split() for line in out.splitlines()] == [
-        ["accuracy", "100.00%"],
-        ["entropy", "if", "wrong", "–"],
+        ["quality"],
+        ["accuracy", "100.00%", *"Share of correct predictions on the test data.".split()],
+        ["uncertainty"],
+        ["entropy", "if", "wrong", "–", *"Mean entropy of wrong predictions.".split()],
+        ["other", "scores"],
         ["my", "own", "score", "0.2500"],
-        ["trained", "×1000", "2.500"],
-        ["examples", "1,234"],
+        ["cost"],
+        ["trained", "×1000", "2.500", *"Trainable numbers, in thousands.".split()],
+        ["data"],
+        ["examples", "1,234", *"Examples that the scores are computed on.".split()],
     ]
 
 
@@ -177,5 +187,5 @@ def test_an_unfinished_run_is_described(cli: Cli, monkeypatch: pytest.MonkeyPatc
 
     monkeypatch.setattr(Loop, "run", stopped)
     cli("fit", "mean-field", *TOY, "--out", "run", code=130)
-    assert re.search(r"^ status +stopped", cli("info", "run").out, re.MULTILINE)
+    assert re.search(r"^   status +stopped", cli("info", "run").out, re.MULTILINE)
     assert list(json.loads(cli("info", "run", "--json").out)) == ["run"]

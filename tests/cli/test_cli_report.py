@@ -99,7 +99,11 @@ def test_a_stored_evaluation_is_not_repeated(cli: Cli, runs: Path, documents: li
     cli("report", runs, *EVALUATION, "--out", "a.html")
     cli("report", *runs.glob("*-?"), *EVALUATION, "--out", "b.html")
     first = documents[0]
-    assert first.methods == ("deterministic", "mean-field:samples=2")  # in the order of the folder names
+    assert first.methods == (
+        "deterministic",
+        "deterministic + temperature",
+        "mean-field:samples=2",
+    )  # in the order of the folder names
     cells = [{row.name: str(row.cells) for row in one.table.rows} for one in documents]  # NaN does not equal itself
     assert cells[0] == cells[1]
     assert first.subtitle == "2 methods, 2 seeds, 100 test examples"
@@ -180,8 +184,8 @@ def test_the_report_of_a_regression(cli: Cli, runs: Path, documents: list[Docume
     cli("report", runs, *EVALUATION, "--quiet")
     (document,) = documents
     found = {section.id for section in document.sections}
-    assert {"shift", "weights"} <= found
-    assert not {"ood", "selective", "segmentation"} & found
+    assert {"confidence", "shift", "model"} <= found
+    assert not {"ood", "segmentation"} & found
     assert document.galleries == ()
     assert {"rmse", "crps", "coverage_95"} <= {column.key for column in document.table.columns}
 
@@ -191,13 +195,13 @@ def test_the_report_of_an_image_classifier(cli: Cli, numbers: Path, documents: l
     cli("report", numbers, *words)
     (document,) = documents
     found = [section.id for section in document.sections]
-    assert {"calibration", "selective", "shift", "ood", "weights"} <= {*found}
+    assert {"confidence", "shift", "ood", "model"} <= {*found}
     assert "segmentation" not in found
-    mistakes, uncertain = document.galleries
-    assert (mistakes.title, uncertain.title) == ("Most confident mistakes", "Most uncertain predictions")
-    assert len(mistakes.images) == len(uncertain.images) == 12
+    (mistakes,) = document.galleries
+    assert mistakes.title == "Most confident mistakes"
+    assert len(mistakes.images) == 12
     assert {"accuracy", "ood:rotated"} <= {column.key for column in document.table.columns}
-    assert Path("report.html").read_text().count("data:image/png;base64,") == 24
+    assert Path("report.html").read_text().count("data:image/png;base64,") == 12
 
 
 def test_the_report_of_a_segmentation(cli: Cli, scenes: Path, documents: list[Document]) -> None:
@@ -206,8 +210,8 @@ def test_the_report_of_a_segmentation(cli: Cli, scenes: Path, documents: list[Do
     cli("report", "run", "--evaluation.shifts", "noise", "--evaluation.shift-examples", 2, "--quiet")
     (document,) = documents
     found = {section.id for section in document.sections}
-    assert {"calibration", "shift", "segmentation"} <= found
-    assert not {"ood", "selective"} & found
+    assert {"confidence", "shift", "segmentation"} <= found
+    assert "ood" not in found
     (gallery,) = document.galleries
     assert gallery.title == "Segmentations"
     assert [len(image.pngs) for image in gallery.images] == [4] * 4
@@ -231,6 +235,7 @@ def test_runs_of_one_method_are_named_after_their_differences(cli: Cli, document
     (document,) = documents
     assert {row.name: row.runs for row in document.table.rows} == {
         "deterministic (lr=0.01, clip=None, hidden=[4])": 3,
+        "deterministic (lr=0.01, clip=None, hidden=[4]) + temperature": 3,
         "deterministic (lr=0.02, clip=1.0, hidden=[4])": 1,
         "deterministic (lr=0.01, clip=None, hidden=[3])": 1,
         "mean-field": 1,
@@ -240,7 +245,7 @@ def test_runs_of_one_method_are_named_after_their_differences(cli: Cli, document
 @pytest.mark.usefixtures("no_work")
 def test_a_run_given_twice_is_used_once(cli: Cli, runs: Path, documents: list[Document]) -> None:
     cli("report", runs, runs / "deterministic-0", runs / "deterministic-0", *EVALUATION)
-    assert [row.runs for row in documents[0].table.rows] == [2, 2]
+    assert [row.runs for row in documents[0].table.rows] == [2, 2, 2]
 
 
 def test_the_number_of_samples_can_be_set(cli: Cli, runs: Path, documents: list[Document]) -> None:

@@ -134,9 +134,21 @@ def test_the_nll_equals_that_of_evaluate(likelihood: Any, rule: str) -> None:
     bnn.rule = rule
     x = torch.randn(50, 20, generator=torch.Generator().manual_seed(1))
     batches = [*zip(x.split(20), targets(likelihood).split(20), strict=True)]
-    for settings in ({}, {"samples": 1 if rule == "moments" else 4, "seed": 7}):
-        wanted = evaluate(bnn, batches, details=False, **settings)["nll"]  # type: ignore[arg-type]
+    several: list[dict[str, Any]] = [{}, {"samples": 1 if rule == "moments" else 4, "seed": 7}]
+    for settings in several:
+        wanted = evaluate(bnn, batches, details=False, **settings)["nll"]
         assert validation_nll(bnn, batches, **settings) == pytest.approx(wanted, rel=1e-12)
+
+
+def test_the_nll_of_scaled_targets_equals_that_of_evaluate() -> None:
+    torch.manual_seed(0)
+    bnn = lb.bayesianize(nn.Linear(3, 2), lb.MeanField(), likelihood=lb.Gaussian(0.5))
+    batches = [(torch.randn(5, 3), torch.randn(5, 2))]
+    for scale in ((3.0,), (3.0, 0.1)):
+        wanted = evaluate(bnn, batches, target_scale=scale)["nll"]
+        assert validation_nll(bnn, batches, target_scale=scale) == pytest.approx(wanted, rel=1e-6)
+    with pytest.raises(lb.LeanBayesError, match="target_scale has 3 numbers for 2 targets"):
+        validation_nll(bnn, batches, target_scale=(1.0, 2.0, 3.0))
 
 
 def test_the_nll_of_dense_labels_in_bytes_equals_that_of_evaluate() -> None:

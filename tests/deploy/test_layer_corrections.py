@@ -131,22 +131,20 @@ def test_corrected_variances_are_those_of_samples() -> None:
     assert (after - 1).abs().max() < 0.2  # 512 samples
 
 
-@pytest.mark.parametrize("per_channel", [True, False], ids=["per channel", "per layer"])
-def test_linear_networks_need_no_corrections(per_channel: bool) -> None:
+def test_linear_networks_need_no_corrections() -> None:
     """Without nonlinearities the moments of independent inputs are exact."""
     torch.manual_seed(0)
     net = nn.Sequential(nn.Linear(6, 12), nn.Linear(12, 4))
     bnn = lb.bayesianize(net, lb.VDP(correlation="none", init_std=0.3)).eval()
     x = torch.randn(256, 6, generator=generator(2))
     samples = 200
-    found = correct_layers(bnn, [x], samples, 256, generator(), per_channel=per_channel)  # eight parts of 32
+    found = correct_layers(bnn, [x], samples, 256, generator())  # eight parts of 32
     assert list(found) == ["1.weight"]
     gain, shift, factor = found["1.weight"]
     count = samples * 256 / 32
     assert (gain - 1).abs().max() < 5 / count**0.5
     assert shift.abs().max() < 5 / count**0.5
     assert (factor - 1).abs().max() < 5 * (2 / count) ** 0.5 * 2  # the outputs are products, with heavier tails
-    assert per_channel or len(shift.unique()) == len(factor.unique()) == 1
 
 
 def test_a_single_input_is_matched_exactly() -> None:

@@ -456,3 +456,50 @@ def test_fit_logs_the_kl_and_a_constant_temperature(tmp_path: Any) -> None:
     assert entries
     assert {entry["temperature"] for entry in entries} == {0.5}
     assert all(entry["kl"] > 0 and math.isfinite(entry["kl"]) for entry in entries)
+
+
+@pytest.mark.parametrize("method", [lb.PBN(rate=0.1, engine="ivon"), lb.Deterministic(engine="ivon")])
+def test_a_learned_noise_that_becomes_small_does_not_make_the_training_diverge(method: lb.Method) -> None:
+    """Targets without noise: with a constant learning rate the loss of PBN becomes infinite here."""
+    generator = torch.Generator().manual_seed(0)
+    x = torch.randn(256, 4, generator=generator)
+    y = x @ torch.tensor([[1.0], [-2.0], [0.5], [0.0]])
+    network = nn.Sequential(nn.Linear(4, 32), nn.ReLU(), nn.Linear(32, 1))
+    with torch.no_grad():
+        for parameter in network.parameters():
+            parameter.uniform_(-0.3, 0.3, generator=generator)
+    data = {"data": [(x, y)]} if method.bayesian_weights else {}
+    bnn = lb.bayesianize(network, method, likelihood=lb.Gaussian(1.0, learned=True), seed=0, **data)
+    optimizer = lb.IVON(bnn, lr=0.2, num_data=256)
+    for _ in range(500):
+        rows = torch.randint(256, (32,), generator=generator)
+        loss = lb.elbo_loss(bnn, x[rows], y[rows], num_data=256)
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+    error = bnn.predict(x, generator=generator).mean - y
+    assert error.square().mean().sqrt() < 0.5  # of 2.3, the std of the targets
+    assert bnn.likelihood.std < 0.3
+
+
+def test_the_learning_rate_falls_with_a_learned_noise() -> None:
+    """A step at noise s is that of a fixed noise s with s/s₀ times the learning rate."""
+    moved = []
+    for likelihood, lr in ((lb.Gaussian(2.0, learned=True), 0.1), (lb.Gaussian(0.5), 0.1 * 0.5 / 2.0)):
+        network = nn.Linear(3, 1, dtype=torch.float64)
+        with torch.no_grad():
+            network.weight.fill_(0.5)
+            network.bias.zero_()
+        bnn = lb.bayesianize(network, lb.MeanField(engine="ivon"), likelihood=likelihood, seed=0)
+        optimizer = lb.IVON(bnn, lr=lr, num_data=10, hess_init=0.5)
+        if likelihood.rho is not None:
+            with torch.no_grad():
+                likelihood.rho.copy_(torch.tensor(0.5).expm1().log())
+        before = [parameter.detach().clone() for parameter in bnn.mean_parameters()]
+        x = torch.arange(6, dtype=torch.float64).reshape(2, 3)
+        lb.elbo_loss(bnn, x, torch.ones(2, 1, dtype=torch.float64), num_data=10).backward()
+        optimizer.step()
+        after = list(bnn.mean_parameters())
+        moved.append(torch.cat([(new - old).flatten() for new, old in zip(after, before, strict=True)][:2]))
+    assert moved[0].abs().min() > 0
+    torch.testing.assert_close(moved[0], moved[1].to(moved[0]), rtol=1e-5, atol=1e-9)

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 import leanbayes as lb
 from leanbayes.evaluation import Scores
 from leanbayes.evaluation.calibration_error import bin_sums
-from leanbayes.evaluation.curves import curves_of, entropy_edges, extremes_of, histogram
+from leanbayes.evaluation.curves import curves_of, entropy_edges, histogram, mistakes_of
 
 
 def scores_of(examples: int, classes: int = 5) -> tuple[Scores, lb.ClassPrediction, torch.Tensor]:
@@ -107,17 +107,15 @@ def test_equal_examples_keep_their_order() -> None:
     scored(scores, lb.ClassPrediction(1, None, probs, torch.zeros(30), 1), y)
     labeled = torch.ones(31, dtype=torch.bool)
     labeled[0] = False
-    found = extremes_of(scores.outcome(), labeled)
-    assert [one["index"] for one in found["mistakes"]] == [*range(2, 26, 2)]
-    assert [one["index"] for one in found["unsure"]] == [*range(1, 13)]
-    assert {(one["truth"], one["answer"]) for one in found["mistakes"]} == {(1, 0)}
+    found = mistakes_of(scores.outcome(), labeled)
+    assert found["index"] == [*range(2, 31, 2)]
+    assert {*zip(found["truth"], found["answer"], strict=True)} == {(1, 0)}
 
 
 def test_a_perfect_model_has_no_mistakes() -> None:
     probs = torch.eye(4)
     scores = Scores(details=True)
     scored(scores, lb.ClassPrediction(1, None, probs, torch.zeros(4), 1), torch.arange(4))
-    found = extremes_of(scores.outcome(), torch.ones(4, dtype=torch.bool))
-    assert found["mistakes"] == []
-    assert len(found["unsure"]) == 4
+    found = mistakes_of(scores.outcome(), torch.ones(4, dtype=torch.bool))
+    assert found == {"index": [], "truth": [], "answer": [], "confidence": []}
     assert sum(curves_of(scores)["entropy_wrong"]) == 0

@@ -20,6 +20,7 @@ from evaluation_cases import (
     table_data,
     table_network,
 )
+from scipy import optimize
 from sklearn import metrics
 from torch import Tensor, nn
 from torch.utils.data import Dataset, TensorDataset
@@ -29,7 +30,9 @@ import leanbayes as lb
 from leanbayes.core.noise import mix
 from leanbayes.data import Data, from_datasets
 from leanbayes.evaluation import EvaluationSettings, evaluate, evaluate_fully, full_evaluation
+from leanbayes.evaluation.asking import confidence_threshold
 from leanbayes.evaluation.curves import histogram
+from leanbayes.evaluation.detection import auroc
 from leanbayes.evaluation.explanation import explanation_scores
 from leanbayes.evaluation.levels import ANGLES, DECIBELS
 from leanbayes.evaluation.pruning import SHARES, prune
@@ -255,21 +258,92 @@ def test_an_evaluation_is_plain_values(whole: Any) -> None:
     assert json.loads(json.dumps(found, allow_nan=False))  # nothing is nan here
 
 
-def test_the_extremes_are_the_most_confident_mistakes_and_the_most_uncertain_examples(whole: Any) -> None:
+def test_all_mistakes_are_listed_with_the_most_confident_first(whole: Any) -> None:
     bnn, data, found, _ = whole
     x, y = data.test[:]
     prediction = predicted(bnn, data.normalize(x), 7, 3)
     wrong = [i for i in range(24) if prediction.label[i] != y[i]]
-    most_confident = sorted(wrong, key=lambda i: -prediction.confidence[i].item())[:12]
-    assert [one["index"] for one in found["extremes"]["mistakes"]] == most_confident
-    uncertain = sorted(range(24), key=lambda i: -prediction.entropy[i].item())[:12]
-    assert [one["index"] for one in found["extremes"]["unsure"]] == uncertain
-    for one in (*found["extremes"]["mistakes"], *found["extremes"]["unsure"]):
-        number = one["index"]
-        assert one["truth"] == y[number]
-        assert one["answer"] == prediction.label[number]
-        assert one["confidence"] == pytest.approx(prediction.confidence[number].item())
-        assert one["entropy"] == pytest.approx(prediction.entropy[number].item())
+    assert 2 < len(wrong) < 24
+    mistakes = found["mistakes"]
+    assert mistakes["index"] == sorted(wrong, key=lambda i: -prediction.confidence[i].item())
+    assert mistakes["truth"] == y[mistakes["index"]].tolist()
+    assert mistakes["answer"] == prediction.label[mistakes["index"]].tolist()
+    assert mistakes["confidence"] == pytest.approx(prediction.confidence[mistakes["index"]].tolist())
+
+
+def split_data() -> Data:
+    """Images with held-out examples that are not the test examples."""
+    x, y = images(60)
+    y[::5] = (y[::5] + 1) % CLASSES  # labels that no model can predict
+    parts = [TensorDataset(x[start : start + 20], y[start : start + 20]) for start in (0, 20, 40)]
+    return from_datasets(*parts, outputs=CLASSES)
+
+
+def test_the_threshold_for_asking_comes_from_the_held_out_split() -> None:
+    bnn = lb.bayesianize(network(), lb.MeanField(init_std=0.1))
+    parts = []
+    for x in images(60)[0].split(20):
+        prediction = predicted(bnn, x / 255, samples=3)
+        uncertain = prediction.confidence < prediction.confidence.median()
+        parts.append(TensorDataset(x, (prediction.label + uncertain) % CLASSES))
+    data = from_datasets(*parts, outputs=CLASSES)
+    found = evaluate_fully(bnn, data, EvaluationSettings(samples=3, shifts=()))
+    outcomes = []
+    for split in (data.validation, data.test):
+        x, y = split[:]  # type: ignore[index]
+        prediction = predicted(bnn, x / 255, samples=3)
+        outcomes.append((prediction.confidence, prediction.label == y))
+    threshold = confidence_threshold(*outcomes[0])
+    assert 0 < threshold < 1
+    confidence, right = outcomes[1]
+    assert found["asking"]["threshold"] == pytest.approx(threshold, rel=1e-5)
+    assert found["asking"]["asked"] == pytest.approx((confidence < threshold).double().mean().item())
+    assert found["asking"]["wrong_without"] == pytest.approx((~right).double().mean().item())
+    assert found["scaled"] == {}
+
+
+def test_a_plain_network_is_also_evaluated_with_temperature() -> None:
+    data = split_data()
+    bnn = lb.bayesianize(network(), lb.Deterministic())
+    settings = EvaluationSettings(shifts=("noise", "labels"))
+    found = evaluate_fully(bnn, data, settings, ood={"same": data.train})
+    scaled = found["scaled"]
+    with torch.no_grad():
+        logits = bnn.network(data.validation[:][0] / 255).double()
+        y = data.validation[:][1]
+        best = optimize.minimize_scalar(
+            lambda log: nn.functional.cross_entropy(logits / np.exp(log), y, label_smoothing=1 / 21).item(),
+            bounds=(-2.9, 2.9),
+            method="bounded",
+        )
+        outputs = bnn.network(data.test[:][0] / 255)  # type: ignore[index]
+    assert scaled["temperature"] == pytest.approx(np.exp(best.x), rel=1e-3)
+    expected = nn.functional.cross_entropy(outputs / scaled["temperature"], data.test[:][1]).item()  # type: ignore[index]
+    assert scaled["scores"]["nll"] == pytest.approx(expected, rel=1e-5)
+    assert scaled["scores"]["accuracy"] == found["scores"]["accuracy"]
+    assert scaled["scores"]["mutual_information"] == 0
+    assert abs(scaled["temperature"] - 1) > 0.05
+    assert scaled["scores"]["nll"] != pytest.approx(found["scores"]["nll"], rel=1e-3)
+    assert [shift["level"] for shift in scaled["shifts"]] == [shift["level"] for shift in found["shifts"]]
+    outside = bnn.network(data.train[:][0] / 255)
+    entropies = [torch.special.entr((of / scaled["temperature"]).softmax(-1)).sum(-1) for of in (outputs, outside)]
+    assert scaled["ood"]["same"]["by"]["entropy"]["auroc"] == pytest.approx(auroc(*entropies), abs=1e-3)
+    assert scaled.keys() == {"temperature", "scores", "curves", "mistakes", "asking", "shifts", "ood"}
+
+
+def test_a_plain_regression_is_also_evaluated_with_a_rescaled_std() -> None:
+    data = table_data()
+    bnn = lb.bayesianize(table_network(), lb.Deterministic(), likelihood=lb.Gaussian(0.5))
+    found = evaluate_fully(bnn, data, EvaluationSettings(shifts=()))
+    x, y = data.validation[:]
+    prediction = predicted(bnn, x)
+    squares = ((y - prediction.mean) / prediction.std).double().square()
+    factor = (squares.sum().item() + 1) / (squares.numel() + 1)
+    assert found["scaled"]["temperature"] == pytest.approx(factor, rel=1e-5)
+    widths = [of["scores"]["width_95"] for of in (found, found["scaled"])]
+    assert widths[1] == pytest.approx(factor**0.5 * widths[0], rel=1e-5)
+    assert found["asking"]["asked"] == 0  # all stds are equal
+    assert found["asking"]["rmse"] == pytest.approx(found["scores"]["rmse"])
 
 
 # -- reproducibility and side effects ---------------------------------------------------------------------------------
@@ -379,7 +453,7 @@ def test_a_table_has_only_noise_and_scores_in_the_unit_of_the_targets() -> None:
         error = (y - predicted(bnn, changed, samples=4).mean) * unit
         assert shift["scores"]["rmse"] == pytest.approx(error.square().mean().sqrt().item(), rel=1e-5)
     assert found["scores"]["rmse"] == pytest.approx(found["shifts"][0]["scores"]["rmse"])
-    assert found["extremes"] == found["ood"] == {}
+    assert found["mistakes"] == found["ood"] == {}
     prediction = predicted(bnn, x, samples=4)
     z = ((y - prediction.mean) / prediction.std).abs().double()
     half = torch.special.ndtri(torch.tensor(0.75, dtype=torch.float64))
@@ -401,7 +475,7 @@ def test_a_segmentation_has_only_shifts_that_do_not_move_pixels() -> None:
     )
     found = evaluate_fully(bnn, data, EvaluationSettings(samples=2))
     assert levels_of(found) == [*NONE, *corruptions(*GEOMETRIC), *NOISE]
-    assert found["extremes"] == found["ood"] == {}
+    assert found["mistakes"] == found["ood"] == {}
     assert found["scores"]["examples"] == 6
     assert found["curves"].keys() == {"reliability", "class_reliability", "iou"}
     x, y = data.test[:]  # type: ignore[index]
@@ -459,7 +533,7 @@ def test_all_levels_use_the_same_examples_which_are_read_once() -> None:
     chosen, rest = dataset.read[:6], dataset.read[6:]
     assert chosen == sorted(set(chosen))
     assert chosen != [*range(6)]
-    assert rest == [*range(20)] * 2  # for the test data, and for the cost
+    assert rest == [*range(20)] * 3  # for the held-out data, the test data, and the cost
     assert found["shift_examples"] == 6
     assert found["scores"]["examples"] == 20
     x, y = dataset.x[chosen] / 255, dataset.y[chosen]
@@ -479,7 +553,7 @@ def test_examples_that_are_too_large_to_cache_are_read_for_each_level(monkeypatc
     monkeypatch.setattr(full_evaluation, "_CACHED_BYTES", 100)
     dataset.read.clear()
     assert without_times(evaluate_fully(bnn, data, settings)) == without_times(cached)
-    assert len(dataset.read) == 6 * (2 + 8) + 2 * 20  # twice to check them, and once for each level
+    assert len(dataset.read) == 6 * (2 + 8) + 3 * 20  # twice to check them, and once for each level
 
 
 def test_ood_examples_are_limited() -> None:
@@ -496,13 +570,12 @@ def test_examples_without_a_label_do_not_change_the_indices_of_others() -> None:
     data = from_datasets(dataset, dataset, dataset, outputs=CLASSES)
     bnn = lb.bayesianize(network(), lb.Deterministic())
     found = evaluate_fully(bnn, data, EvaluationSettings(shifts=("labels",)))
-    uncertain = found["extremes"]["unsure"]
-    entropy = predicted(bnn, x / 255).entropy
-    assert len(uncertain) == 11
-    assert all(one["index"] >= 5 for one in uncertain)
-    for one in uncertain:
-        assert one["truth"] == y[one["index"]]
-        assert one["entropy"] == pytest.approx(entropy[one["index"]].item(), rel=1e-5)
+    mistakes = found["mistakes"]
+    prediction = predicted(bnn, x / 255)
+    assert mistakes["index"]
+    assert sorted(mistakes["index"]) == [i for i in range(5, 16) if prediction.label[i] != y[i]]
+    assert mistakes["truth"] == y[mistakes["index"]].tolist()
+    assert mistakes["confidence"] == pytest.approx(prediction.confidence[mistakes["index"]].tolist(), rel=1e-5)
 
 
 # -- errors -----------------------------------------------------------------------------------------------------------

@@ -83,6 +83,7 @@ def test_every_score_of_classes() -> None:
         "aurc": plain_aurc(-confidence, wrong),
         "excess_aurc": plain_aurc(-confidence, wrong) - plain_aurc(wrong, wrong),
         "coverage_at_1_percent": max([k + 1 for k in range(301) if risks[k] <= 0.01], default=0) / 301,
+        "error_at_90": wrong[np.argsort(-confidence)][:271].mean(),  # ⌈0.9·301⌉
         "entropy": entropy.mean(),
         "entropy_right": entropy[right].mean(),
         "entropy_wrong": entropy[~right].mean(),

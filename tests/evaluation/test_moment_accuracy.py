@@ -257,3 +257,19 @@ def test_invalid_settings_raise_errors() -> None:
     for nothing in nothings:
         with pytest.raises(LeanBayesError, match="no examples"):
             moment_accuracy(linear(), nothing)
+
+
+def test_time_is_not_cut_as_if_it_were_the_batch() -> None:
+    class TimeFirst(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.lstm, self.head = nn.LSTM(3, 4), nn.Linear(4, 2)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.head(self.lstm(x)[0][-1])
+
+    bnn, x, shapes = lb.bayesianize(TimeFirst(), lb.MeanField()), inputs(80, 2, 3), []
+    bnn.network.register_forward_pre_hook(lambda module, args: shapes.append(args[0].shape))
+    moment_accuracy(bnn, x, samples=2)
+    lb.calibrate(bnn, [x], layers=True, samples=2, factors=False)
+    assert set(shapes) == {x.shape}

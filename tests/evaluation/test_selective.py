@@ -14,7 +14,13 @@ from hypothesis import strategies as st
 from torch import Tensor
 from training_cases import expect
 
-from leanbayes.evaluation.selective import area_under_risk_coverage, coverage_at_risk, excess_aurc, risk_coverage
+from leanbayes.evaluation.selective import (
+    area_under_risk_coverage,
+    coverage_at_risk,
+    excess_aurc,
+    risk_at_coverage,
+    risk_coverage,
+)
 
 Pairs = list[tuple[int, int]]
 pairs = st.lists(st.tuples(st.integers(-3, 3), st.integers(0, 4)), min_size=1, max_size=30)
@@ -131,6 +137,16 @@ def test_coverage_is_the_largest_with_that_risk(drawn: Pairs, risk: float) -> No
     coverage, risks = plain_curve(uncertainty, loss)
     allowed = [c for c, r in zip(coverage, risks, strict=True) if r <= risk]
     assert coverage_at_risk(uncertainty, loss, risk) == pytest.approx(max(allowed, default=0), rel=1e-15)
+
+
+@pytest.mark.parametrize("coverage", [0.2, 0.5, 0.9, 1.0])
+@given(drawn=st.lists(st.tuples(st.integers(0, 2), st.integers(0, 4)), min_size=1, max_size=6))
+def test_risk_at_a_coverage_is_the_mean_over_all_orders_of_equal_examples(coverage: float, drawn: Pairs) -> None:
+    uncertainty, loss = tensors(drawn)
+    kept = math.ceil(round(coverage * len(drawn), 6))
+    orders = [sorted(order, key=lambda pair: pair[0]) for order in permutations(drawn)]  # sorting keeps equal ones
+    expected = np.mean([np.mean([one for _, one in order[:kept]]) for order in orders])
+    assert risk_at_coverage(uncertainty, loss, coverage) == pytest.approx(expected, abs=1e-12)
 
 
 def test_coverage_at_a_risk_that_rises_and_falls_again_is_the_last_one() -> None:

@@ -6,6 +6,7 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 
 EXPERIMENTS = Path(__file__).parents[2] / "experiments"
 
@@ -39,3 +40,11 @@ def test_each_way_is_compared_with_samples(tmp_path: Path, monkeypatch: pytest.M
     assert passes[3]["test"]["std_ratio"] == pytest.approx(1, abs=0.25)
     assert record["command"].startswith("python experiments/layer_corrections.py --cases 'CNN, mean-field' --epochs 2")
     assert str(tmp_path) not in out.read_text()
+
+
+def test_one_value_per_layer_is_the_mean_of_its_channels(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(EXPERIMENTS)
+    one_value_per_layer = runpy.run_path(str(EXPERIMENTS / "layer_corrections.py"))["one_value_per_layer"]
+    found = torch.tensor([[1.1, 1.1, 1.0], [0.1, 0.3, 0.0], [0.5, 2.0, 1.0]])  # the last channel has no variance
+    averaged = one_value_per_layer({"0.weight": found})["0.weight"]
+    torch.testing.assert_close(averaged, torch.tensor([[1.1, 1.1, 1.0], [0.2, 0.2, 0.0], [1.0, 1.0, 1.0]]))

@@ -106,6 +106,17 @@ def nll_and_accuracy(bnn: lb.BayesianModel, count: int, **how: Any) -> tuple[flo
     return -probs[torch.arange(count), y].double().log().mean().item(), right
 
 
+@pytest.mark.parametrize(
+    ("outliers", "ellipses", "gaussians", "millions"),
+    [(23013, 10885, 2217, 0.038), (37172, 56873, 3250, 0.101), (53641, 4311, 2464, 0.063), (9765, 338329, 5440, 0.359)],
+)
+def test_the_count_of_parameters_is_that_of_table_1(
+    monkeypatch: pytest.MonkeyPatch, outliers: int, ellipses: int, gaussians: int, millions: float
+) -> None:
+    count = script(monkeypatch, "sharing_files.py")["paper_parameters"]
+    assert round(count(outliers, ellipses, gaussians) / 1e6, 3) == millions
+
+
 def test_scores_of_a_file_match_the_loaded_model(curve: dict[str, Any], run: Path, tmp_path: Path) -> None:
     assert len(curve["results"]) == 8  # prices, trainings, precisions
     assert (curve["examples"], curve["samples"]) == (60, 3)

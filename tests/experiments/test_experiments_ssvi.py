@@ -208,7 +208,9 @@ def pages(folder: Path) -> Path:
         shutil.copy(EXPERIMENTS / f"{name}.py", folder / "experiments")
     for name in ("engines", "one_pass", "partial", "sharing", "sparse"):
         (folder / "docs" / f"{name}.md").write_text("before\n<!-- measured -->\nold\n<!-- /measured -->\nafter\n")
-    (folder / "README.md").write_text("before\n<!-- measured: headline -->\nold\n<!-- /measured -->\nafter\n")
+    (folder / "docs" / "guide").mkdir()
+    for name in ("README.md", "docs/guide/choose.md"):
+        (folder / name).write_text("before\n<!-- measured: headline -->\nold\n<!-- /measured -->\nafter\n")
     return folder / "experiments" / "results"
 
 
@@ -223,7 +225,8 @@ def test_tables_leave_out_missing_results(tmp_path: Path, monkeypatch: pytest.Mo
     pages(tmp_path)
     results, sparse = write_tables(monkeypatch, tmp_path)
     assert "|" not in results
-    assert "|" not in (tmp_path / "README.md").read_text()
+    for name in ("README.md", "docs/guide/choose.md"):
+        assert "|" not in (tmp_path / name).read_text()
     assert sparse == "before\n<!-- measured -->\n\n<!-- /measured -->\nafter\n"
 
 

@@ -148,6 +148,62 @@ def test_squared_gradients_are_per_example(network: str, monkeypatch: pytest.Mon
         torch.testing.assert_close(lb.sensitivity(net, [(x, y)], "fisher").scores, expected, rtol=1e-8, atol=1e-14)
 
 
+def test_a_result_prints_the_share_of_each_layer() -> None:
+    first, second = nn.Linear(4, 2, bias=False), nn.Linear(2, 1, bias=False)
+    with torch.no_grad():
+        first.weight.fill_(0.5)
+        second.weight.fill_(3.0)
+    net = nn.Sequential(first, second)
+    lines = repr(lb.sensitivity(net, kind="magnitude")).splitlines()
+    assert lines == [
+        "Sensitivity: magnitude, 10 weights, share of each layer",
+        "  1.weight   60.0%",
+        "  0.weight   40.0%",
+    ]
+    many = nn.Sequential(*(nn.Linear(1, 1) for _ in range(12)))
+    assert repr(lb.sensitivity(many, kind="magnitude")).endswith("... and 2 more")
+
+
+def test_examples_are_vectorized() -> None:
+    net, calls = nn.Sequential(nn.Linear(4, 3)), []
+    net.register_forward_pre_hook(lambda module, args: calls.append(len(args[0])))
+    lb.sensitivity(net, [(torch.randn(40, 4), torch.zeros(40, dtype=torch.int64))], "fisher")
+    assert calls == [1]  # for all examples at once
+
+
+class Weighted(nn.Module):
+    """A mean over three tokens with factors that all examples share."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(4, 2)
+
+    def forward(self, x: Tensor, factors: Tensor) -> Tensor:
+        return (self.layer(x) * factors).sum(1)
+
+
+def test_what_examples_share_is_not_cut_in_chunks_of_the_same_length(monkeypatch: pytest.MonkeyPatch) -> None:
+    net, x, y = Weighted().double(), torch.randn(6, 3, 4).double(), torch.tensor([0, 1, 0, 1, 0, 1])
+    factors = torch.tensor([[1.0], [-2.0], [3.0]]).double()
+    expected = lb.sensitivity(net, [((x, factors), y)], "fisher").scores
+    monkeypatch.setattr(gradients, "_MOST_NUMBERS", 31)  # three examples at once
+    torch.testing.assert_close(lb.sensitivity(net, [((x, factors), y)], "fisher").scores, expected)
+
+
+def test_single_examples_need_the_batch_first() -> None:
+    class TimeFirst(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.lstm = nn.LSTM(4, 3)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.lstm(x)[0][-1]
+
+    batch = torch.randn(5, 5, 4), torch.zeros(5, dtype=torch.int64)
+    expect(lambda: lb.sensitivity(TimeFirst(), [batch], "fisher"), "batch_first=False")
+    assert lb.sensitivity(TimeFirst(), [batch], "jacobian").scores.isfinite().all()
+
+
 # -- side effects and reproducibility ---------------------------------------------------------------------------------
 
 

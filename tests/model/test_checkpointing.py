@@ -95,6 +95,26 @@ def test_calls_inside_drawn_use_one_sample(rule: str) -> None:
     assert not torch.equal(bnn(X), inside)
 
 
+@pytest.mark.filterwarnings("ignore:None of the inputs have requires_grad")
+@REENTRANT
+@pytest.mark.parametrize("method", [lb.MeanField(), lb.MeanField(rule="local"), lb.Ensemble(2), lb.MCDropout(0.3)])
+def test_a_checkpoint_around_the_model_needs_the_sample(method: lb.Method, reentrant: bool) -> None:
+    """Without it the backward pass would draw another sample than the forward pass."""
+    bnn = lb.bayesianize(Checkpointed(None).double(), method, seed=0).eval()
+    x = X.clone().requires_grad_()
+    output = checkpoint(bnn, x, use_reentrant=reentrant)
+    with pytest.raises(lb.LeanBayesError, match=r"around the model.*_draw=bnn.next_draw\(\)"):
+        output.square().sum().backward()
+    draw = bnn.next_draw()
+    found = []
+    for output in (bnn(x, _draw=draw), checkpoint(bnn, x, _draw=draw, use_reentrant=False)):
+        bnn.zero_grad()
+        output.square().sum().backward()
+        found.append([p.grad for p in bnn.parameters() if p.grad is not None])
+    assert len(found[0]) == len(found[1]) > 1
+    torch.testing.assert_close(found[1], found[0], rtol=1e-12, atol=1e-14)
+
+
 @REENTRANT
 def test_checkpoints_inside_checkpoints(reentrant: bool) -> None:
     class Nested(Checkpointed):
@@ -136,7 +156,9 @@ def test_gradient_checkpointing_of_transformers(rule: str, reentrant: bool) -> N
         torch.manual_seed(0)
         network = BertForSequenceClassification(config)
         if enabled:
-            network.gradient_checkpointing_enable({"use_reentrant": reentrant})
+            name = "activation_checkpointing_enable"  # its former name is deprecated in newer versions
+            enable = getattr(network, name, None) or network.gradient_checkpointing_enable
+            enable({"use_reentrant": reentrant})
         bnn = lb.bayesianize(network, lb.MeanField(rule=rule, init_std=0.3), seed=0).double().train()
         lb.elbo_loss(bnn, x, y, num_data=30).backward()
         found.append([p.grad for p in bnn.parameters()])

@@ -51,11 +51,16 @@ class Sampled(Dataset[Tensor]):
 
 
 def test_workers_of_a_loader_do_not_repeat_each_other() -> None:
-    """Two workers draw two samples each, from copies of one counter."""
-    samples = torch.cat(list(DataLoader(Sampled(), batch_size=2, num_workers=2, multiprocessing_context="fork")))
-    assert len(samples.flatten(1).unique(dim=0)) == 4
-    again = torch.cat(list(DataLoader(Sampled(), batch_size=2, num_workers=2, multiprocessing_context="fork")))
-    assert torch.equal(samples, again)
+    """Two workers draw two samples each, from copies of one counter, and new workers in the next epoch."""
+
+    def two_epochs() -> Tensor:
+        generator = torch.Generator().manual_seed(0)
+        loader = DataLoader(Sampled(), batch_size=2, num_workers=2, multiprocessing_context="fork", generator=generator)
+        return torch.cat([*loader, *loader])
+
+    samples = two_epochs()
+    assert len(samples.flatten(1).unique(dim=0)) == 8
+    assert torch.equal(two_epochs(), samples)  # the generator of the loader decides
 
 
 def sampled_in_a_fork(*models: lb.BayesianModel[Any]) -> list[Tensor]:

@@ -439,11 +439,53 @@ def test_time_is_not_cut_as_if_it_were_the_batch(monkeypatch: pytest.MonkeyPatch
         bnn.predict(x, memory_budget=1000)
 
 
+@pytest.mark.parametrize("rule", ["mean", "moments"])
 @pytest.mark.parametrize("length", [3, 5])
-def test_a_mask_as_long_as_the_batch_is_not_cut(length: int) -> None:
-    bnn, x = lb.bayesianize(Masked(), lb.MeanField()), torch.randn(5, length, 8)
+def test_a_mask_as_long_as_the_batch_is_not_cut(length: int, rule: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    bnn, x = lb.bayesianize(Masked(), lb.MeanField(init_std=0.3)), torch.randn(5, length, 8)
     mask = torch.full((length, length), -torch.inf).triu(1)
-    torch.testing.assert_close(bnn.predict((x, mask), rule="mean").probs, whole(bnn, x, mask))
+    expected = bnn.predict((x, mask), rule=rule)
+    large(monkeypatch)
+    torch.testing.assert_close(bnn.predict((x, mask), rule=rule).probs, expected.probs)
+    if rule == "mean":
+        torch.testing.assert_close(expected.probs, whole(bnn, x, mask))
+    if length == 3:  # which is no length of the batch
+        torch.testing.assert_close(bnn.predict((x, mask), rule=rule, memory_budget=1).probs, expected.probs)
+    else:
+        with pytest.raises(lb.LeanBayesError, match=r"cannot compute a part of the batch .*: pass smaller batches"):
+            bnn.predict((x, mask), rule=rule, memory_budget=1)
+
+
+class OverTime(nn.Module):
+    """A mean over the first dimension, which no layer tells of."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.last = nn.Linear(4, 8), nn.Linear(8, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.last(torch.tanh(self.first(x)).mean(0))
+
+
+class Centered(OverTime):
+    """Features minus their mean over the batch."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        features = torch.tanh(self.first(x))
+        return self.last(features - features.mean(0))
+
+
+@pytest.mark.parametrize("rule", ["sample", "local", "mean"])
+@pytest.mark.parametrize(("network", "shape"), [(OverTime(), (6, 5, 4)), (Centered(), (6, 4))])
+def test_examples_that_depend_on_each_other_are_not_separated(
+    network: nn.Module, shape: tuple[int, ...], rule: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bnn, x = lb.bayesianize(network, lb.MeanField()), torch.randn(shape)
+    expected = bnn.predict(x, 3, rule=rule, generator=generator()).probs
+    large(monkeypatch)
+    torch.testing.assert_close(bnn.predict(x, 3, rule=rule, generator=generator()).probs, expected)
+    with pytest.raises(lb.LeanBayesError, match="depend on the other examples of its batch: pass smaller batches"):
+        bnn.predict(x, 3, rule=rule, memory_budget=1)
 
 
 def test_statistics_of_a_batch_are_those_of_the_whole_batch(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -455,7 +497,7 @@ def test_statistics_of_a_batch_are_those_of_the_whole_batch(monkeypatch: pytest.
         bnn.predict(x, memory_budget=1000)
 
 
-def test_a_network_for_one_batch_size_predicts() -> None:
+def test_a_network_for_one_batch_size_predicts(monkeypatch: pytest.MonkeyPatch) -> None:
     class Fixed(nn.Module):
         def __init__(self) -> None:
             super().__init__()
@@ -464,6 +506,7 @@ def test_a_network_for_one_batch_size_predicts() -> None:
         def forward(self, x: Tensor) -> Tensor:
             return self.linear(x.view(6, 4))
 
+    large(monkeypatch)
     bnn, x = lb.bayesianize(Fixed(), lb.MeanField()), torch.randn(6, 4)
     torch.testing.assert_close(bnn.predict(x, rule="mean").probs, whole(bnn, x))
 
@@ -474,15 +517,22 @@ def test_a_compiled_network_stays_compiled(monkeypatch: pytest.MonkeyPatch) -> N
 
     def backend(graph: Any, inputs: Any) -> Any:
         def run(*args: Any) -> Any:
-            shapes.append(max(arg.shape[0] for arg in args if arg.dim() == 2))
+            shapes.append(max(arg.shape[0] for arg in args if isinstance(arg, Tensor) and arg.dim() == 2))
             return graph(*args)
 
         return run
 
     bnn = lb.bayesianize(TwoInputs(), lb.MeanField())  # torch does not compile the forward of its own containers
     bnn.network.compile(backend=backend)
-    bnn.predict((torch.randn(6, 3), torch.randn(6, 2)), samples=3)
+    x = torch.randn(6, 3), torch.randn(6, 2)
+    bnn.predict(x, samples=3)
     assert shapes == [6, 6, 6]
+    shapes.clear()
+    bnn.predict(x, samples=1, memory_budget=100)  # measuring runs it eagerly
+    assert sum(shapes) >= 6
+    shapes.clear()
+    bnn.predict(x, samples=2)
+    assert shapes == [6, 6]
 
 
 def test_out_of_memory_halves_the_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -499,4 +549,4 @@ def test_out_of_memory_halves_the_chunks(monkeypatch: pytest.MonkeyPatch) -> Non
     monkeypatch.setattr(torch.cuda, "empty_cache", lambda: None)
     bnn.network.register_forward_pre_hook(limited)
     torch.testing.assert_close(bnn.predict(x, samples=2, generator=generator()).probs, expected)
-    assert sizes == [10, 5, 3, 3, 3, 1, 3, 3, 3, 1]
+    assert sizes == [10, *(2, 1, 1), 5, 3, 3, 3, 1, 3, 3, 3, 1]  # two examples tell whether the batch can be cut

@@ -3,13 +3,17 @@
 import copy
 import pickle
 import threading
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, wait
+from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
 import leanbayes as lb
+from leanbayes.core.noise import make_key
+from leanbayes.model.draw import Draw
 
 X = torch.randn(5, 3, 8, 8, generator=torch.Generator().manual_seed(0))
 
@@ -61,6 +65,48 @@ def test_blocks_keep_other_threads_out() -> None:
         seen.append("block")
     thread.join(10)
     assert seen == ["block", "other"]
+
+
+class Checkpointed(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.Sequential(nn.Flatten(), nn.Linear(192, 8), nn.Tanh(), nn.Linear(8, 4))
+
+    def forward(self, x: Tensor) -> Any:
+        return checkpoint(self.layers, x, use_reentrant=False)
+
+
+def test_layers_are_recomputed_while_no_other_thread_uses_the_model() -> None:
+    """Activation checkpointing puts weights into the network again, in the backward pass."""
+    torch.manual_seed(0)
+    bnn = lb.bayesianize(Checkpointed(), lb.MeanField(init_std=0.5), seed=0)
+    inside, leave = threading.Event(), threading.Event()
+
+    def other() -> None:
+        with torch.no_grad(), bnn.drawn():
+            inside.set()
+            leave.wait(10)
+
+    bnn(X, _draw=Draw(make_key(0))).square().sum().backward()
+    expected = [p.grad for p in bnn.parameters()]
+    bnn.zero_grad()
+    loss = bnn(X, _draw=Draw(make_key(0))).square().sum()
+    with ThreadPoolExecutor(2) as threads:
+        threads.submit(other)
+        inside.wait(10)
+        backward = threads.submit(loss.backward)
+        assert not wait([backward], 0.2).done  # it waits for the end of the other block
+        leave.set()
+        backward.result(10)
+    torch.testing.assert_close([p.grad for p in bnn.parameters()], expected)
+
+
+def test_a_thread_that_holds_the_model_may_leave_the_backward_pass_to_another() -> None:
+    """As it does on a GPU, where the backward pass has a thread of its own."""
+    bnn = lb.bayesianize(Checkpointed(), lb.MeanField(), seed=0)
+    with bnn.drawn(), ThreadPoolExecutor(1) as thread:
+        thread.submit(bnn(X).square().sum().backward).result(10)
+    assert all(p.grad is not None for p in bnn.parameters())
 
 
 def test_an_exception_restores_everything() -> None:

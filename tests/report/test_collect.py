@@ -1,10 +1,7 @@
 """The document of evaluated runs is true of all of them, even if some lack parts."""
 
-import dataclasses
-import io
 import json
 import math
-from base64 import b64encode
 from pathlib import Path
 from typing import Any
 
@@ -18,8 +15,6 @@ from evaluation_cases import (
     table_data,
     table_network,
 )
-from PIL import Image
-from scipy import stats
 from training_cases import expect
 
 import leanbayes as lb
@@ -35,7 +30,7 @@ TWO = {"mean-field": 0.1, "deterministic": 0.0}
 
 
 def keys(document: Document) -> dict[str, list[str]]:
-    return {section.id: [one.figure.key for one in section.figures] for section in document.sections}
+    return {section.id: [one.figure.key for one in (*section.figures, *section.more)] for section in document.sections}
 
 
 # -- the document -----------------------------------------------------------------------------------------------------
@@ -49,11 +44,17 @@ def test_a_document_has_all_results() -> None:
     assert document.methods == ("mean-field", "deterministic")
     assert document.table == table(some)
     found = keys(document)
-    assert list(found) == ["calibration", "selective", "shift", "ood", "pruning", "training"]
-    assert found["ood"] == ["entropies", "detection"]
-    for section in document.sections:
-        for one in section.figures:
-            assert list(one.by_method) == ["mean-field", "deterministic"]
+    assert list(found) == ["confidence", "shift", "ood", "model"]
+    assert found["confidence"] == ["reliability", "risk-coverage", "class-reliability"]
+    assert found["ood"] == ["detection", "entropies"]
+    assert found["model"] == ["pruning", "history"]
+    for one in document.figures:
+        assert list(one.by_method) == ["mean-field", "deterministic"]
+    assert [one.figure.key for one in document.sections[1].figures] == ["corruptions-accuracy", "noise-entropy"]
+    assert len(document.sections[1].more) == 10
+    assert document.chosen == "mean-field"
+    assert document.shown == ("mean-field", "deterministic")
+    assert document.verdicts.keys() == {"mean-field", "deterministic"}
     assert document.facts == {
         "data": "digits",
         "network": "mlp",
@@ -99,15 +100,15 @@ def test_a_run_made_in_python_may_have_no_names() -> None:
         one = changed(one, "evaluation", name, value=None)
     document = document_of([one])
     assert document.facts["network"] == "custom network"
-    drawn = document.sections[0].figures[2].by_method["mean-field"]
+    drawn = document.sections[0].more[0].by_method["mean-field"]
     assert all(series.name.startswith("class ") for series in drawn)
-    assert "weights" not in keys(document)
+    assert keys(document)["model"] == ["pruning", "history"]
 
 
 def test_the_names_of_classes_are_not_changed() -> None:
     names = ["<b>", "a&b", 'say "no"', "a\nb", "Ωmega", "</script>"]
     document = document_of([changed(run(), "record", "config", "classes", value=names)])
-    drawn = document.sections[0].figures[2].by_method["mean-field"]
+    drawn = document.sections[0].more[0].by_method["mean-field"]
     assert len({series.name for series in drawn} & {*names}) == 5
     assert "<b>" not in render(document)
 
@@ -148,127 +149,12 @@ def test_runs_without_ood_data_and_shifts_are_shown_with_others() -> None:
     assert math.isnan(rows["deterministic"]["ood:noisy"].mean)
     assert math.isnan(rows["deterministic"]["corruptions:nll"].mean)
     assert not any(key.startswith(("ood:", "corruptions:", "noise:")) for key in document.table.winners)
-    figures = {one.figure.key: one.by_method for section in document.sections for one in section.figures}
+    figures = {one.figure.key: one.by_method for one in document.figures}
     assert list(figures["detection"]) == ["mean-field"]
     assert {series.x for series in figures["detection"]["mean-field"]} == {("noisy",)}
     assert [series.name for series in figures["entropies"]["deterministic"]] == ["correct", "wrong"]
     assert list(figures["noise-nll"]) == ["mean-field"]
     assert render(document)
-
-
-# -- the summary ------------------------------------------------------------------------------------------------------
-
-
-def test_the_summary_asks_first_what_beats_the_plain_network() -> None:
-    document = document_of(runs({"mean-field": 0.1, "deterministic": 0.0, "ensemble": 0.05}))
-    test = stats.f_oneway(*(row.cells["nll"].values for row in document.table.rows))
-    lists = "accuracy, NLL, corrupted accuracy, corrupted NLL and noisy NLL"
-    assert document.summary[:3] == (
-        f"mean-field is significantly better than the plain network in {lists}.",
-        f"ensemble is significantly better than the plain network in {lists}.",
-        f"mean-field is significantly better than all other methods in {lists}.",
-    )
-    # The ECE of these runs is pure noise, of which 5 % is significant.
-    assert document.summary[3:] == ("ensemble is significantly better than all other methods in ECE.",)
-    for key in ("accuracy", "nll", "corruptions:nll"):
-        values = {row.name: row.cells[key].values for row in document.table.rows}
-        assert 2 * stats.ttest_rel(values["mean-field"], values["deterministic"]).pvalue < 0.05
-        assert 2 * stats.ttest_rel(values["mean-field"], values["ensemble"]).pvalue < 0.05
-    variance = f"of the NLL between methods: F = {test.statistic:.3g}, p = {test.pvalue:.2g}"
-    assert document.facts["analysis of variance"] == variance
-
-
-def test_the_summary_of_the_plain_network_and_one_method_has_one_sentence() -> None:
-    better = document_of(runs({"deterministic": 0.0, "mean-field": 0.1})).summary
-    assert [sentence.partition(" in ")[0] for sentence in better] == [
-        "mean-field is significantly better than the plain network"
-    ]
-    assert document_of(runs({"deterministic": 0.1, "mean-field": 0.0})).summary == (
-        "No method is significantly better than the plain network in any quality metric.",
-    )
-
-
-NO_WINNER = "No method is significantly better than all others in any quality metric."
-
-
-def claims(document: Document) -> list[str]:
-    return [sentence for sentence in document.summary if "better than all" in sentence and sentence != NO_WINNER]
-
-
-def test_the_summary_has_no_winners_without_significance() -> None:
-    for some in (
-        runs({"a": 0.0, "b": 0.0}, seeds=(0,)),  # one seed
-        [run("a", 0, 0.1), run("a", 1, 0.1), run("b", 0), run("b", 2)],  # different seeds
-        [dataclasses.replace(one, method=name) for name in "ab" for one in runs({"same": 0.1})],  # all equal
-    ):
-        document = document_of(some)
-        assert claims(document) == []
-        assert document.summary[0] == NO_WINNER
-
-
-def test_shared_winners_are_not_in_the_summary() -> None:
-    values = {"a": [0.10, 0.20, 0.30], "b": [0.16, 0.25, 0.37], "c": [0.101, 0.20, 0.302]}
-    some = [
-        changed(run(method, seed), "evaluation", "scores", "crps", value=value)
-        for method, of in values.items()
-        for seed, value in enumerate(of)
-    ]
-    document = document_of(some)
-    assert document.table.winners["crps"] == ("a", "c")
-    assert not any("CRPS" in sentence for sentence in document.summary)
-
-
-def test_winners_over_methods_without_a_value_are_not_in_the_summary() -> None:
-    values = {"a": [0.10, 0.20, 0.30], "b": [0.16, 0.25, 0.37], "c": [math.nan] * 3}
-    some = [
-        changed(run(method, seed), "evaluation", "scores", "crps", value=value)
-        for method, of in values.items()
-        for seed, value in enumerate(of)
-    ]
-    document = document_of(some)
-    assert document.table.winners["crps"] == ("a",)
-    assert not any("CRPS" in sentence for sentence in document.summary)
-
-
-def test_one_method_has_no_summary() -> None:
-    assert document_of(runs({"a": 0.0})).summary == ()
-
-
-def test_a_missing_nll_has_no_analysis_of_variance() -> None:
-    some = [
-        changed(one, "evaluation", "scores", "nll", value=math.nan) if one.method == "b" else one
-        for one in runs({"a": 0.0, "b": 0.0})
-    ]
-    assert not any("variance" in sentence for sentence in document_of(some).summary)
-
-
-# -- galleries --------------------------------------------------------------------------------------------------------
-
-
-def gallery(title: str, caption: str) -> dict[str, Any]:
-    file = io.BytesIO()
-    Image.new("L", (3, 2)).save(file, "PNG")
-    image = {
-        "pngs": [{"data": b64encode(file.getvalue()).decode(), "label": "image"}],
-        "caption": caption,
-        "alt": "A",
-    }
-    return {"title": title, "caption": "Caption.", "pictures": [image]}
-
-
-def test_galleries_are_grouped_by_title_and_from_the_first_seed() -> None:
-    some = []
-    for one in runs(TWO, seeds=(1, 0)):
-        own = [gallery(title, f"{one.method} {one.seed}") for title in ("Mistakes", "Uncertain")]
-        some.append(changed(one, "evaluation", "galleries", value=own))
-    found = document_of(some).galleries
-    assert [(one.title, one.method, one.images[0].caption) for one in found] == [
-        ("Mistakes", "mean-field", "mean-field 0"),
-        ("Mistakes", "deterministic", "deterministic 0"),
-        ("Uncertain", "mean-field", "mean-field 0"),
-        ("Uncertain", "deterministic", "deterministic 0"),
-    ]
-    assert found[0].images[0].pngs[0].size == (3, 2)
 
 
 # -- trained models ---------------------------------------------------------------------------------------------------
@@ -300,8 +186,9 @@ def test_a_model_of_a_custom_loop_is_reported_like_one_of_fit(tmp_path: Path) ->
     assert {"versions", "machine", "command"} <= both.facts.keys()
     columns = [{column.key for column in one.table.columns} for one in (alone, both)]
     assert columns[1] - columns[0] == {"epoch_ms", "train_gflops", "train_flops_ratio"}
-    assert columns[0] - columns[1] == {"ood:same"}
-    assert keys(alone)["weights"] == ["size-nll", "weight-plane", "layer-shares"]
+    assert columns[0] - columns[1] == {"ood:same", "ood"}
+    assert keys(alone)["model"] == ["pruning", "weight-plane", "layer-shares"]  # nothing to compare the size with
+    assert len(alone.verdicts["own"]) == len(both.verdicts["known"]) == 4
     assert [gallery.title for gallery in alone.galleries] == [gallery.title for gallery in both.galleries]
     assert "<figure" in render(alone)
 
@@ -312,19 +199,19 @@ def test_a_model_of_a_custom_loop_is_reported_like_one_of_fit(tmp_path: Path) ->
         (
             image_data(),
             network,
-            {"calibration", "selective", "shift", "ood", "weights", "pruning", "training"},
+            {"confidence", "shift", "ood", "model"},
             {"accuracy", "aurc", "noise:accuracy", "noise:spearman"},
         ),
         (
             table_data(),
             table_network,
-            {"calibration", "shift", "weights", "pruning", "training"},
+            {"confidence", "shift", "model"},
             {"rmse", "crps", "coverage_95", "interval_error", "noise:rmse", "noise:spearman"},
         ),
         (
             segmentation_data(),
             segmentation_network,
-            {"calibration", "shift", "segmentation", "weights", "pruning", "training"},
+            {"confidence", "shift", "segmentation", "model"},
             {"accuracy", "miou", "noise:miou", "noise:spearman"},
         ),
     ],
@@ -342,11 +229,14 @@ def test_runs_of_every_task_make_a_page(
     found = keys(document)
     assert set(found) == sections
     assert columns <= {column.key for column in document.table.columns}
-    assert found["weights"] == ["size-nll", "weight-plane", "layer-shares"]
-    sizes = {one.figure.key: one for section in document.sections for one in section.figures}["size-nll"].by_method
+    assert found["model"] == ["size-nll", "pruning", "weight-plane", "layer-shares", "history"]
+    sizes = {one.figure.key: one for one in document.figures}["size-nll"].by_method
     for method, series in sizes.items():
         nll = [one.scores["nll"] for one in some if one.method == method]
         assert series[0].y == pytest.approx(nll)
-    assert bool(document.galleries) == (data.task != "regression")
+    assert document.table.scaled == ("" if data.task == "segmentation" else "Deterministic + temperature")
+    assert len(document.verdicts["MeanField"]) == (3 if data.task == "segmentation" else 4)
+    if data.task == "regression":
+        assert document.galleries == ()
     page = render(document)
     assert page.count("<figure") >= sum(map(len, found.values()))

@@ -5,7 +5,7 @@ import re
 
 import numpy as np
 import pytest
-from evaluated_cases import DECIBELS, changed, run, runs
+from evaluated_cases import DECIBELS, changed, run, runs, with_scaled
 from scipy import stats
 
 from leanbayes.report import EvaluatedRun, Table, document_of
@@ -92,7 +92,11 @@ def test_metrics_under_shift_are_means_over_all_levels() -> None:
             values = [shift["scores"][key] for shift in one.evaluation["shifts"] if shift["family"] == family]
             assert len(values) == levels
             assert found[f"{family}:{key}"] == pytest.approx(np.mean(values))
-    assert found["ood:letters"] == one.evaluation["ood"]["letters"]["by"]["entropy"]["auroc"]
+    for score in ("entropy", "mutual_information"):
+        aurocs = {name: found["by"][score]["auroc"] for name, found in one.evaluation["ood"].items()}
+        found = one.metrics(score)
+        assert {name: found[f"ood:{name}"] for name in aurocs} == aurocs
+        assert found["ood"] == pytest.approx(np.mean([*aurocs.values()]))
 
 
 # -- uncertainty and noise --------------------------------------------------------------------------------------------
@@ -139,6 +143,63 @@ def test_the_correlation_has_its_own_column() -> None:
         "high",
         "decimal",
     )
+
+
+# -- OOD data ---------------------------------------------------------------------------------------------------------
+
+
+def detecting(method: str, seed: int, **aurocs: tuple[float, float]) -> EvaluatedRun:
+    """A run with the AUROC of letters and of noisy inputs by each score."""
+    one = run(method, seed)
+    for score in ("max_probability", "entropy", "mutual_information"):
+        for name, auroc in zip(("letters", "noisy"), aurocs.get(score, (0.5, 0.5)), strict=True):
+            one = changed(one, "evaluation", "ood", name, "by", score, "auroc", value=auroc)
+    return one
+
+
+def test_ood_data_are_detected_by_the_best_score_of_each_method() -> None:
+    some = [
+        detecting("plain", 0, entropy=(0.8, 0.7), max_probability=(0.81, 0.6)),
+        detecting("plain", 1, entropy=(0.8, 0.7), max_probability=(0.9, 0.6)),
+        detecting("mean-field", 0, entropy=(0.85, 0.8), mutual_information=(0.8, 0.89)),
+        detecting("mean-field", 1, entropy=(0.85, 0.8), mutual_information=(0.8, 0.91)),
+    ]
+    shown = table(some)
+    cells = {row.name: row.cells for row in shown.rows}
+    assert [cells["plain"][key].mean for key in ("ood:letters", "ood:noisy", "ood")] == pytest.approx([0.8, 0.7, 0.75])
+    assert cells["mean-field"]["ood:noisy"].mean == pytest.approx(0.9)
+    assert cells["mean-field"]["ood:letters"].mean == pytest.approx(0.8)  # one score for all data
+    assert "entropy for plain; mutual information for mean-field" in shown.note
+
+
+def test_six_columns_are_main() -> None:
+    def main(keys: list[str]) -> list[str]:
+        return [column.key for column in columns([dict.fromkeys(keys, 1.0)]) if column.main]
+
+    classes = ["accuracy", "nll", "ece", "error_at_90", "ood", "predict_time_ratio"]
+    assert main([*known_keys(), "ood:letters"]) == classes
+    assert main(["accuracy", "nll", "ece", "aurc", "corruptions:nll", "file_kb"]) == [
+        "accuracy", "nll", "ece", "corruptions:nll"
+    ]  # fmt: skip
+    assert main(["rmse", "nll", "interval_error", "crps", "coverage_95", "width_95", "predict_time_ratio"]) == [
+        "rmse", "nll", "crps", "interval_error", "coverage_95", "predict_time_ratio"
+    ]  # fmt: skip
+
+
+def test_the_plain_network_with_temperature_is_a_method_of_its_own() -> None:
+    some = with_scores("nll", a=[0.10, 0.20, 0.30], deterministic=[0.26, 0.35, 0.47], b=[0.21, 0.30, 0.41])
+    scaled = {0: 0.16, 1: 0.25, 2: 0.37}
+    some = [with_scaled(one, nll=scaled[one.seed]) if one.method == "deterministic" else one for one in some]
+    found = table(some)
+    assert [row.name for row in found.rows] == ["a", "deterministic", "deterministic + temperature", "b"]
+    assert (found.plain, found.scaled) == ("deterministic", "deterministic + temperature")
+    rows = {row.name: row.cells for row in found.rows}
+    assert rows[found.scaled]["nll"].values == (0.16, 0.25, 0.37)
+    assert rows[found.scaled]["file_kb"] == rows["deterministic"]["file_kb"]
+    assert set(found.better_than_plain["nll"]) == {"a", "b", found.scaled}
+    assert found.better_than_scaled["nll"] == ("a",)
+    without = table([one for one in some if one.method != "deterministic"])
+    assert (without.plain, without.scaled) == ("", "")
 
 
 # -- intervals --------------------------------------------------------------------------------------------------------
@@ -193,6 +254,21 @@ def test_methods_better_than_the_plain_network_are_marked() -> None:
     assert "better than deterministic" in found.note
     assert winners("nll", a=good, b=fair, other=plain) == ("a",)
     assert table(with_scores("nll", a=good, b=fair, other=plain)).plain == ""
+
+
+def test_costs_that_are_measured_badly_are_not_tied() -> None:
+    place = ("evaluation", "costs", "ours", "predict_ms_per_1000")
+    values = {
+        "deterministic": [100.0, 95.0, 105.0],
+        "ensemble": [180.0, 257.0, 334.0],
+        "slow": [1300.0, 1310.0, 1290.0],
+    }
+    found = table(
+        [changed(run(method, seed), *place, value=v) for method, of in values.items() for seed, v in enumerate(of)]
+    )
+    logs = np.log([values["ensemble"], values["deterministic"]])
+    assert 2 * stats.ttest_rel(*logs).pvalue > 0.02  # barely worse, if at all
+    assert found.winners["predict_ms_per_1000"] == ("deterministic",)
 
 
 def test_costs_are_compared_by_their_ratios() -> None:
@@ -295,7 +371,7 @@ def test_infinite_counts_do_not_win() -> None:
 def test_a_single_method_does_not_win() -> None:
     shown = table(runs({"a": 0.1}))
     assert shown.winners == {}
-    assert shown.note == ""
+    assert "star" not in shown.note
 
 
 # -- glossary ---------------------------------------------------------------------------------------------------------

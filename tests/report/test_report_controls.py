@@ -76,7 +76,7 @@ def test_the_tab_key_reaches_every_button(open_page: Any):
     assert reached.count("[object SVGAnimatedString]svg") == 9
 
 
-def test_the_picker_hides_a_method_everywhere(open_page: Any):
+def test_the_picker_hides_a_method_in_all_charts(open_page: Any):
     page = open_page()
     name, number = "mean-field", METHODS.index("mean-field")
     own = page.locator(f"[data-method='{number}']:visible")
@@ -85,7 +85,7 @@ def test_the_picker_hides_a_method_everywhere(open_page: Any):
     assert name in page.locator("#figure-severity .legend").inner_text()
     page.get_by_role("checkbox", name=name).uncheck()
     assert own.count() == 0
-    assert page.locator("table.summary tbody tr:visible").count() == len(METHODS) - 1
+    assert page.locator("table.summary tbody tr:visible").count() == len(METHODS)  # the table keeps all
     assert name not in page.locator("#figure-severity .legend").inner_text()
     assert name not in page.locator("#figure-severity svg.chart").get_attribute("aria-label")
     assert page.locator("#figure-plane .panel-title").count() == 3
@@ -161,11 +161,21 @@ def test_the_mouse_shows_the_value_of_a_point(open_page: Any):
     page = open_page()
     page.mouse.move(*point_of(page, "severity", "deterministic", 3))
     tip = page.locator("#tip")
-    assert tip.inner_text().split("\n") == ["deterministic", "severity: 3", "accuracy: 78.00% (74.00% to 81.00%)"]
+    lines = tip.inner_text().split("\n")
+    assert lines[:2] == ["severity: 3", "accuracy"]
+    assert lines[2].split("\t")[1:] == ["deterministic", "78.00% (74.00% to 81.00%)"]
+    assert [line.split("\t")[1] for line in lines[2:]] == [*METHODS]  # one crosshair lists all series
+    assert tip.locator(".active").inner_text().split("\t")[1] == "deterministic"
+    assert page.locator("#figure-severity .cross").count() == 1
+    page.get_by_role("checkbox", name="ensemble").uncheck()
     page.mouse.move(*point_of(page, "severity", "mc-dropout", 5))
-    assert "mc-dropout" in tip.inner_text()
+    assert tip.locator(".active").inner_text().split("\t")[1] == "mc-dropout"
+    assert "ensemble" not in tip.inner_text()
+    page.get_by_role("checkbox", name="ensemble").check()
+    page.mouse.move(*point_of(page, "severity", "mc-dropout", 5))
     page.keyboard.press("Escape")
     assert not tip.is_visible()
+    assert page.locator(".cross").count() == 0
     page.mouse.move(*point_of(page, "size", "ensemble", 1))
     assert "seed 1" in tip.inner_text()
     assert "file in bytes: 246,180,000" in tip.inner_text()
@@ -175,7 +185,7 @@ def test_a_touch_shows_the_value_of_a_point(open_page: Any):
     page = open_page(width=360, height=740, has_touch=True, is_mobile=True)
     page.touchscreen.tap(*point_of(page, "severity", "deterministic", 5))
     tip = page.locator("#tip")
-    assert "accuracy: 68.00%" in tip.inner_text()
+    assert "deterministic\t68.00%" in tip.inner_text()
     box = tip.bounding_box()
     assert box["x"] >= 0
     assert box["x"] + box["width"] <= 360
@@ -205,10 +215,31 @@ def test_values_of_bars_and_clouds_are_shown(open_page: Any):
         "layers": "layer1.0.conv1.weight",
         "plane": "μ: ",
         "entropy": "entropy in nats: 0.05",
+        "reliability": "confidence: 10.00%",
     }.items():
         page.locator(f"#figure-{figure} svg.chart").focus()
         page.keyboard.press("ArrowRight")
         assert words in page.locator("#tip").inner_text()
+
+
+def test_the_area_of_a_point_is_its_share_of_the_examples(page: Any):
+    scales = page.locator("#figure-reliability .marks[data-method='0'] .sized").evaluate_all(
+        "(all) => all.map((one) => Number(one.getAttribute('transform').match(/scale\\((.*)\\)/)[1]))"
+    )
+    share = report_cases.sections(10)[0].figures[0].by_method["deterministic"][0].sizes
+    assert scales == pytest.approx([max(0.8, 2.4 * part**0.5) for part in share[:14]], abs=0.05)
+    assert len(set(scales)) > 2
+    assert page.locator("#figure-reliability .whisker").count() == len(METHODS)
+
+
+def test_a_figure_says_who_fails(open_page: Any):
+    page = open_page()
+    warnings = page.locator("#figure-severity .warning")
+    assert [" ".join(text.split()) for text in warnings.all_inner_texts()] == [
+        f"⚠ {name}: The accuracy falls below 65%." for name in ("ensemble", "ssvi:density=0.05", "mc-dropout")
+    ]
+    page.get_by_role("checkbox", name="ensemble").uncheck()
+    assert page.locator("#figure-severity .warning:visible").count() == 2
 
 
 def test_a_cell_shows_each_run(open_page: Any):

@@ -6,7 +6,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from evaluated_cases import BINS, CLASSES, CORRUPTIONS, DECIBELS, EXAMPLES, NAMES, changed, run, runs
+from evaluated_cases import BINS, CLASSES, CORRUPTIONS, DECIBELS, NAMES, changed, run, runs
+from scipy import stats
 
 from leanbayes.report import EvaluatedRun, figures
 from leanbayes.report.figure import Figure, Series
@@ -42,19 +43,40 @@ def assert_band(series: Series, lines: Any) -> None:
 @pytest.mark.parametrize("some", [ONE, SEEDS], ids=["one seed", "three seeds"])
 def test_reliability_sums_the_bins_of_all_seeds(some: list[EvaluatedRun]) -> None:
     found = by_key(figures.calibration(some, NAMES))
-    assert list(found) == ["reliability", "confidences", "class-reliability"]
+    assert list(found) == ["reliability", "class-reliability"]
     confidence, right, count = sum(curve(one, "reliability") for one in some)
-    filled = [number for number in range(BINS) if count[number] > 0]
-    assert 0 not in filled
+    filled = [number for number in range(BINS) if count[number] >= 10 * len(some)]
+    assert 3 < len(filled) < BINS
     series = found["reliability"].series[0]
     assert series.x == pytest.approx([confidence[n] / count[n] for n in filled])
     assert series.y == pytest.approx([right[n] / count[n] for n in filled])
-    assert series.labels == tuple(f"{int(count[n])} examples" for n in filled)
-    bars = found["confidences"].series[0]
-    assert bars.y == pytest.approx(count / (EXAMPLES * len(some)))
-    assert bars.x[0] == "0%–7%"
-    assert bars.x[-1] == "93%–100%"
-    assert len(bars.x) == BINS
+    assert series.labels == tuple(f"{round(count[n] / len(some))} examples" for n in filled)
+    assert series.sizes == pytest.approx([count[n] / count.sum() for n in filled])
+    assert "fewer than 10" in found["reliability"].caption
+
+
+def test_intervals_of_bins_are_those_of_wilson_for_one_run() -> None:
+    bins = np.zeros((3, BINS))
+    bins[:, 12] = 0.83 * 40, 31, 40
+    bins[:, 14] = 0.99 * 60, 60, 60
+    some = [changed(one, "evaluation", "curves", "reliability", value=bins.tolist()) for one in SEEDS]
+    for runs_ in (some[:1], some):  # other seeds predict the same examples, so that they do not narrow the interval
+        series = by_key(figures.calibration(runs_, ()))["reliability"].series[0]
+        for k, (right, count) in enumerate(((31, 40), (60, 60))):
+            expected = stats.binomtest(right, count).proportion_ci(method="wilson")
+            assert (series.low[k], series.high[k]) == pytest.approx((expected.low, expected.high))
+
+
+def test_overconfidence_is_said() -> None:
+    def warning(right: int) -> str:
+        bins = np.zeros((3, BINS))
+        bins[:, 14] = 0.97 * 100, right, 100
+        bins[:, 10] = 0.70 * 12, 8, 12
+        one = changed(run(), "evaluation", "curves", "reliability", value=bins.tolist())
+        return by_key(figures.calibration([one], ()))["reliability"].warning
+
+    assert warning(97) == warning(94) == ""  # the interval reaches the diagonal
+    assert warning(80) == "Overconfident: of the answers with about 97% confidence, 80% are right."
 
 
 def test_the_five_classes_with_the_largest_gaps_are_plotted() -> None:
@@ -66,16 +88,16 @@ def test_the_five_classes_with_the_largest_gaps_are_plotted() -> None:
     assert len(worst) == 5 < CLASSES
     assert "the 5 classes with the largest gaps" in figure.caption
     for series, k in zip(figure.series, worst, strict=True):
-        there = [b for b in range(BINS) if sums[k, 2, b] >= 5]
+        there = [b for b in range(BINS) if sums[k, 2, b] >= 30]
         assert series.x == pytest.approx([sums[k, 0, b] / sums[k, 2, b] for b in there])
         assert series.y == pytest.approx([sums[k, 1, b] / sums[k, 2, b] for b in there])
 
 
 def test_bins_with_few_examples_are_not_plotted() -> None:
     bins = np.zeros((2, 3, BINS))
-    bins[0, :, 3] = 0.25 * 5, 2, 5
-    bins[0, :, 4] = 0.3 * 4, 1, 4  # too few
-    bins[1, :, 2] = 0.2 * 4, 1, 4
+    bins[0, :, 3] = 0.25 * 10, 4, 10
+    bins[0, :, 4] = 0.3 * 9, 1, 9  # too few
+    bins[1, :, 2] = 0.2 * 9, 1, 9
     one = changed(run(), "evaluation", "curves", "class_reliability", value=bins.tolist())
     figure = by_key(figures.calibration([one], ()))["class-reliability"]
     (series,) = figure.series
@@ -151,6 +173,39 @@ def test_ood_detection_has_a_bar_for_each_measure_and_data_set() -> None:
         assert series.x == ("letters", "noisy")
         found = [[one.evaluation["ood"][kind]["by"][measure]["auroc"] for kind in series.x] for one in SEEDS]
         assert_band(series, found)
+
+
+def test_figures_say_what_a_method_fails_at() -> None:
+    flat = changed(run(), "evaluation", "curves", "risk_coverage", value=[[0.01, 0.5, 1.0], [0.2, 0.2, 0.2]])
+    assert "Abstaining does not help" in figures.selective([flat])[0].warning
+    good = changed(run(), "evaluation", "curves", "risk_coverage", value=[[0.01, 0.5, 1.0], [0.0, 0.1, 0.2]])
+    assert figures.selective([good])[0].warning == ""
+    perfect = changed(run(), "evaluation", "curves", "risk_coverage", value=[[0.01, 1.0], [0.0, 0.0]])
+    assert figures.selective([perfect])[0].warning == ""
+
+    def detected(**aurocs: float) -> str:
+        one = run()
+        for name, auroc in aurocs.items():
+            for measure in ("max_probability", "entropy", "mutual_information"):
+                one = changed(one, "evaluation", "ood", name, "by", measure, "auroc", value=auroc)
+        return figures.ood_detection([one])[0].warning
+
+    assert detected(letters=0.9, noisy=0.51) == ""
+    assert detected(letters=0.9, noisy=0.42) == "Worse than chance, whatever the measure: noisy (42%)."
+
+    def noisy(*entropies: float) -> str:
+        shifts = [
+            {"family": "noise", "name": "noise", "level": level, "scores": {"entropy": entropy}}
+            for level, entropy in zip((20, 5, -3, -6), entropies, strict=True)
+        ]
+        (figure,) = figures.shifts([changed(run(), "evaluation", "shifts", value=shifts)])
+        return figure.warning
+
+    assert noisy(0.4, 0.4, 0.4, 0.4) == "The uncertainty does not respond to noise."
+    assert noisy(0.1, 0.4, 0.8, 0.79) == noisy(0.1, 0.4, 0.8, 0.9) == ""
+    assert (
+        noisy(0.1, 0.4, 0.8, 0.5) == "The uncertainty falls under the worst noise: from 0.80 at −3 dB to 0.50 at −6 dB."
+    )
 
 
 # -- shift ------------------------------------------------------------------------------------------------------------

@@ -94,25 +94,24 @@ def test_it_is_a_png_file() -> None:
 
 @pytest.mark.parametrize("channels", [1, 3])
 @pytest.mark.parametrize("bytes_", [True, False])
-def test_mistakes_and_uncertain_examples_are_shown_without_normalization(channels: int, bytes_: bool) -> None:
+def test_mistakes_are_shown_without_normalization(channels: int, bytes_: bool) -> None:
     data = image_data(channels, bytes_)
-    _, found, galleries = evaluated(data)
-    assert [one["title"] for one in galleries] == ["Most confident mistakes", "Most uncertain predictions"]
+    _, found, (gallery,) = evaluated(data)
+    assert gallery["title"] == "Most confident mistakes"
     x, _ = images(24, channels, bytes_=bytes_)
     pixels = x if bytes_ else (255 * x).round().clamp(0, 255).to(torch.uint8)
-    for gallery, key in zip(galleries, ("mistakes", "unsure"), strict=True):
-        examples = found["extremes"][key]
-        assert len(gallery["pictures"]) == len(examples) > 0
-        for shown_image, example in zip(gallery["pictures"], examples, strict=True):
-            (one,) = shown_image["pngs"]
-            shown = decoded(one["data"])
-            assert np.array_equal(shown.reshape(8, 8, channels), pixels[example["index"]].permute(1, 2, 0).numpy())
+    assert [one["index"] for one in gallery["pictures"]] == found["mistakes"]["index"]
+    for shown_image in gallery["pictures"]:
+        (one,) = shown_image["pngs"]
+        shown = decoded(one["data"])
+        assert np.array_equal(shown.reshape(8, 8, channels), pixels[shown_image["index"]].permute(1, 2, 0).numpy())
 
 
 def words(data: Data, **example: Any) -> tuple[str, str]:
     bnn = lb.bayesianize(network(), lb.Deterministic())
-    shown = {"index": 3, "truth": 2, "answer": 1, "confidence": 0.98765, "entropy": 0.1, **example}
-    (gallery,) = galleries_of(bnn, data, {"settings": {}, "extremes": {"mistakes": [shown], "unsure": []}})
+    shown = {"index": 3, "truth": 2, "answer": 1, "confidence": 0.98765, **example}
+    mistakes = {name: [value] for name, value in shown.items()}
+    (gallery,) = galleries_of(bnn, data, {"settings": {}, "mistakes": mistakes})
     (image,) = gallery["pictures"]
     return image["caption"], image["alt"]
 
@@ -132,13 +131,12 @@ def test_captions_have_the_predicted_and_the_true_class() -> None:
         "predicted <dog> & co, is Ωmega\n: confidence 98.8%",
         "Test example 3: Ωmega\n, predicted as <dog> & co.",
     )
-    assert words(data, truth=1)[0] == "<dog> & co (correct): confidence 98.8%"
     assert words(data, truth=0, answer=3)[0] == "predicted cat, is cat: confidence 98.8%"  # two of one name
 
 
 def test_a_model_without_mistakes_has_no_gallery() -> None:
     bnn = lb.bayesianize(network(), lb.Deterministic())
-    assert galleries_of(bnn, image_data(), {"settings": {}, "extremes": {"mistakes": [], "unsure": []}}) == []
+    assert galleries_of(bnn, image_data(), {"settings": {}, "mistakes": {"index": []}}) == []
 
 
 def test_data_other_than_images_have_no_gallery() -> None:
@@ -151,7 +149,7 @@ def test_examples_that_are_read_one_by_one_are_shown() -> None:
     dataset = Recorded(*images(8))
     data = from_datasets(dataset, dataset, dataset, outputs=CLASSES)
     _, found, galleries = evaluated(data)
-    first = found["extremes"]["unsure"][0]["index"]
+    first = found["mistakes"]["index"][0]
     shown = galleries[-1]["pictures"][0]["pngs"][0]["data"]
     assert np.array_equal(decoded(shown), dataset.x[first, 0].numpy())
 
@@ -162,7 +160,7 @@ def test_examples_that_are_read_one_by_one_are_shown() -> None:
 def segmented(data: Data, settings: EvaluationSettings = SETTINGS) -> tuple[lb.BayesianModel, list[dict[str, Any]]]:
     likelihood = lb.Categorical(ignore_index=VOID)
     bnn = lb.bayesianize(segmentation_network(), lb.MeanField(init_std=0.3), likelihood=likelihood)
-    (gallery,) = galleries_of(bnn, data, {"settings": vars(settings), "extremes": {}})
+    (gallery,) = galleries_of(bnn, data, {"settings": vars(settings), "mistakes": {}})
     assert gallery["title"] == "Segmentations"
     return bnn, gallery["pictures"]
 
@@ -211,7 +209,7 @@ def test_segmentations_are_predicted_with_the_settings(changes: dict[str, Any]) 
 def test_segmentations_of_a_network_in_double_precision_are_shown() -> None:
     likelihood = lb.Categorical(ignore_index=VOID)
     bnn = lb.bayesianize(segmentation_network(), lb.MeanField(init_std=0.3), likelihood=likelihood)
-    found = {"settings": vars(EvaluationSettings(rule="mean")), "extremes": {}}
+    found = {"settings": vars(EvaluationSettings(rule="mean")), "mistakes": {}}
     single = galleries_of(bnn, segmentation_data(1), found)
     assert galleries_of(bnn.double(), segmentation_data(1), found) == single
 
@@ -244,7 +242,7 @@ def test_galleries_do_not_change_random_states_and_the_model() -> None:
     states = torch.get_rng_state(), str(np.random.get_state()), random.getstate()
     bnn, _ = segmented(data)
     before: dict[str, Tensor] = {name: tensor.clone() for name, tensor in bnn.state_dict().items()}
-    galleries_of(bnn, data, {"settings": vars(SETTINGS), "extremes": {}})
+    galleries_of(bnn, data, {"settings": vars(SETTINGS), "mistakes": {}})
     assert torch.equal(states[0], torch.get_rng_state())
     assert states[1:] == (str(np.random.get_state()), random.getstate())
     assert all(torch.equal(tensor, before[name]) for name, tensor in bnn.state_dict().items())

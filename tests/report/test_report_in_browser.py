@@ -48,7 +48,7 @@ def contrast(first: str, second: str) -> float:
 
 def open_details(page: Any) -> None:
     page.locator("details").evaluate_all("(all) => all.forEach((one) => (one.open = true))")
-    for details in page.locator("details").all():
+    for details in page.locator("[data-figure] details").all():
         details.locator("table").wait_for()
 
 
@@ -105,7 +105,16 @@ def test_all_text_has_enough_contrast(open_page: Any, scheme: Any):
     for text, ink, background in texts:
         assert contrast(ink, background) >= 4.5, (text, ink, background)
     card = page.evaluate(COLOR_OF, "--card")
-    for name in ("--axis", "--bar", "--whisker", "--link", *(f"--c{k}" for k in range(10))):
+    for name in (
+        "--axis",
+        "--bar",
+        "--whisker",
+        "--link",
+        "--best",
+        "--warn",
+        "--fail",
+        *(f"--c{k}" for k in range(10)),
+    ):
         assert contrast(page.evaluate(COLOR_OF, name), card) >= 3, name
 
 
@@ -130,7 +139,7 @@ def test_the_theme_can_be_changed_and_is_remembered(open_page: Any):
     assert colors()[1:] == light[1:]
 
 
-@pytest.mark.parametrize("width", [360, 800, 1280])
+@pytest.mark.parametrize("width", [360, 390, 800, 1366, 1400])
 def test_nothing_overflows_the_page(open_page: Any, width: int):
     page = open_page(width=width, height=740)
     open_details(page)
@@ -205,6 +214,9 @@ def test_the_page_works_without_scripts(open_page: Any):
     assert "94.48%" in page.locator("table.summary").inner_text()
     assert page.locator("noscript p").is_visible()
     assert page.locator("img").first.is_visible()
+    assert page.locator(".verdict").count() == 6
+    assert page.locator(".verdict:visible").count() == 3
+    page.get_by_text("Columns and terms explained").click()
     assert page.get_by_text("What the model does not know yet.").is_visible()
-    for absent in ("#picker", "#theme", ".card"):
+    for absent in ("#picker", "#theme", "#method", ".card"):
         assert not page.locator(absent).first.is_visible()

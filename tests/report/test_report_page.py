@@ -162,7 +162,7 @@ def test_the_page_is_self_contained():
 
 
 def test_the_page_is_small():
-    assert len(render(Document("Title")).encode()) < 60_000
+    assert len(render(Document("Title")).encode()) < 70_000
     assert len(render(report_cases.document())) < 500_000
 
 

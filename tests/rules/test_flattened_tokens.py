@@ -82,6 +82,27 @@ def test_flat_tokens_have_the_moments_of_sequences() -> None:
     torch.testing.assert_close(_one_pass(*_model("addmm")), _one_pass(*_model("whole")))
 
 
+class Selected(Tokens):
+    """The layers run on a selection of all tokens only, as in a mixture of experts or without padding."""
+
+    def forward(self, x: Tensor) -> Any:
+        rows = torch.arange(BATCH * TOKENS)
+        kept = rows[rows % 5 != 2]  # their number is not a multiple of the batch
+        h = self.second(F.relu(self.first(x.reshape(-1, CHANNELS)[kept])))
+        shares = F.one_hot(kept // TOKENS, BATCH).T.float()
+        h = torch.matmul(shares / shares.sum(1, keepdim=True), h)
+        return self.last(torch.tanh(h))
+
+
+@pytest.mark.parametrize(("rule", "low", "high"), [("moments", 0.85, 1.2), ("flipout", 0.93, 1.07)])
+def test_a_selection_of_tokens_has_the_std_of_samples(rule: str, low: float, high: float) -> None:
+    torch.manual_seed(0)
+    bnn, x = lb.bayesianize(Selected("flat"), lb.MeanField(init_std=0.05), seed=0).eval(), _model("flat")[1]
+    found = _one_pass(bnn, x) if rule == "moments" else _std(bnn, x, rule)
+    ratio = (found / _std(bnn, x, "sample")).median()
+    assert low < ratio < high, ratio
+
+
 class Standardized(nn.Module):
     """A convolution whose weight is standardized in each pass."""
 
@@ -99,12 +120,20 @@ class Standardized(nn.Module):
             w = (w - mean) / torch.sqrt(var + 1e-5)
         elif self.how == "layer_norm":
             w = F.layer_norm(w, w.shape[1:])
+        elif self.how == "einsum":
+            w = w - torch.einsum("oihw->o", w)[:, None, None, None] / 27
+        elif self.how == "softmax":  # as in lightweight convolutions
+            w = w.flatten(1).softmax(1).view_as(w)
+        elif self.how == "interpolate":  # patches of another size
+            w = F.interpolate(w, scale_factor=2.0, mode="bilinear")
         else:
             w = w - w.mean((1, 2, 3), keepdim=True)
         return F.conv2d(x, w)
 
 
-@pytest.mark.parametrize("how", ["batch_norm", "var and mean", "layer_norm", "mean"])
+@pytest.mark.parametrize(
+    "how", ["batch_norm", "var and mean", "layer_norm", "mean", "einsum", "softmax", "interpolate"]
+)
 def test_moments_refuse_weight_standardization(how: str) -> None:
     bnn = lb.bayesianize(Standardized(how), lb.MeanField())
     with bnn.using("moments"), pytest.raises(lb.UnsupportedOperation, match=r"standardization.*sample"):

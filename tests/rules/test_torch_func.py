@@ -67,6 +67,35 @@ def test_jacobian(rule: str) -> None:
     torch.testing.assert_close(jacrev(output)(x), expected)
 
 
+@pytest.mark.parametrize("rule", RULES)
+def test_a_plain_call_draws_its_own_sample(rule: str) -> None:
+    """The counter of the model advances inside of a transform as it does outside."""
+    bnn, x = _model(rule), torch.randn(2, 2, 6)
+    parameters = dict(bnn.named_parameters())
+
+    def loss(parameters: dict[str, Tensor], x: Tensor) -> Tensor:
+        output = functional_call(bnn, parameters, (x,))
+        return (output.loc if isinstance(output, lb.Moments) else output).square().sum()
+
+    def position() -> int:
+        return int(bnn.noise.state[1])
+
+    start = position()
+    found = grad(loss)(parameters, x)
+    assert position() == start + 1
+    bnn.noise.state[1] = start
+    expected = torch.autograd.grad(loss(parameters, x), list(parameters.values()), materialize_grads=True)
+    torch.testing.assert_close(list(found.values()), list(expected))
+    bnn.noise.state[1] = start
+    each = vmap(grad(loss), in_dims=(None, 0))(parameters, x[:, None])
+    assert position() == start + 1
+    bnn.noise.state[1] = start
+    alone = grad(loss)(parameters, x[1:])
+    torch.testing.assert_close({name: value[1] for name, value in each.items()}, alone)
+    jacobian: Any = jacrev(lambda x: loss(parameters, x))(x)
+    assert jacobian.shape == x.shape
+
+
 def test_vmap_over_keys_gives_one_sample_each() -> None:
     bnn = _model("sample")
     x, draws = torch.randn(2, 2, 6), [bnn.next_draw() for _ in range(3)]

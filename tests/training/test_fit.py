@@ -317,7 +317,7 @@ def test_a_compiled_loss_is_compiled_once_and_gives_about_the_same(monkeypatch: 
 
 
 class Formats(nn.Module):
-    """Notes the memory format of its inputs."""
+    """Records the memory format of its inputs."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -53,7 +53,7 @@ def note(name: str, training: lb.Training) -> None:
 @configurable
 @dataclass(frozen=True)
 class Noted(lb.MeanField):
-    """Notes its calls."""
+    """Records its calls."""
 
     def start(self, training: lb.Training) -> None:
         note("start", training)
@@ -213,7 +213,7 @@ def test_hooks_that_only_read_change_nothing() -> None:
 @configurable
 @dataclass(frozen=True)
 class StagedAndNoted(Staged):
-    """Notes the means before and after its start, and the stds after it."""
+    """Records the means before and after its start, and the stds after it."""
 
     def start(self, training: lb.Training) -> None:
         seen.append(training.model.posterior.mean().detach().clone())
@@ -253,7 +253,7 @@ def test_a_staged_training_is_resumed_bit_by_bit(step: int, tmp_path: Path) -> N
 @configurable
 @dataclass(frozen=True)
 class SwappingAndNoted(Swapping):
-    """Notes after each step how many means, and how many entries of their optimizer state, are zero."""
+    """Records after each step how many means, and how many entries of their optimizer state, are zero."""
 
     def after_step(self, training: lb.Training) -> None:
         super().after_step(training)

@@ -18,7 +18,7 @@ from leanbayes.cli.runs import MODEL, TrainedRun, open_run
 from leanbayes.cli.text_tables import SHOWN, show
 from leanbayes.core.json_values import json_text
 from leanbayes.data import Data, fingerprint
-from leanbayes.deploy.calibration import Target, calibrate, samples_of, target_of
+from leanbayes.deploy.calibration import LEAST_WRONG, Target, calibrate, samples_of, target_of
 from leanbayes.deploy.model_file import save
 from leanbayes.errors import LeanBayesError
 from leanbayes.evaluation import evaluate
@@ -153,4 +153,10 @@ def _print(options: CalibrateOptions, to: Target, examples: int, before: State, 
             view.add_row(column.title, *map(writer(column.form, values), values))
     what = "labels" if to == "labels" else f"{samples_of(options.samples, options.layers)} samples"
     show(f"{options.run / MODEL}: one-pass predictions are fitted to {what} of {examples:,} held-out examples", view)
+    wrong = round((1 - before.scores.get("accuracy", 0.0)) * examples)
+    if to == "labels" and options.factors and wrong < LEAST_WRONG:
+        line(
+            f"Only {wrong} of these predictions are wrong, so the fit may make predictions less certain, but not more: "
+            f"that needs {LEAST_WRONG} wrong ones."
+        )
     line(f"These scores are from the data of the fit. For those of the test data, run: {command}")

@@ -17,6 +17,7 @@ from leanbayes.cli.report import check_writable, command_of, write_report
 from leanbayes.cli.runs import Prepared, default_folder, prepare
 from leanbayes.cli.text_tables import SHOWN, comparison, show, summary_of
 from leanbayes.core import config
+from leanbayes.core.json_values import json_text
 from leanbayes.core.names import suggestion
 from leanbayes.data import Data
 from leanbayes.engines import ENGINES
@@ -26,11 +27,13 @@ from leanbayes.evaluation.outcomes import ClassOutcome, RegressionOutcome
 from leanbayes.methods import METHODS, parse_method
 from leanbayes.model.method import Method
 from leanbayes.report import EvaluatedRun
-from leanbayes.report.collect import summary_sentences
 from leanbayes.report.columns import known_keys, table
+from leanbayes.report.summary import summary_sentences
 from leanbayes.training import Recipe
 from leanbayes.training.record import machine, versions, write_json
 
+RECORD, REPORT = "compare.json", "report.html"
+FIRST = ("deterministic", "mean-field", "vdp")  # what a new user should see first
 Methods = Annotated[tuple[str, ...], tyro.conf.Positional, tyro.conf.arg(metavar="METHODS")]
 
 
@@ -42,8 +45,9 @@ class CompareOptions:
     launch, on one machine or several, the trainings are distributed over the processes.
 
     Attributes:
-        methods: names, optionally with settings, such as mean-field:rule=flipout,prior.scale=0.05. By default all
-            methods.
+        methods: names, optionally with settings, such as mean-field:rule=flipout,prior.scale=0.05. By default
+            deterministic, mean-field and vdp.
+        all: compare all methods, unless some are given, in a table of all columns.
         seeds: number of trainings per method. Their seeds count up from --seed.
         jobs: number of trainings at the same time, each in its own process.
         sort: column of compare.json that the table is sorted by, the best first, such as nll, accuracy or ood:letters.
@@ -52,10 +56,11 @@ class CompareOptions:
         evaluation: how to evaluate each model.
         together: under a launcher, train each run with all processes, instead of distributing the runs.
         report: write report.html into the folder of the comparison.
-        json: also write all results to this file.
+        json: print JSON instead of a table; compare.json in the folder of the comparison has the same content.
     """
 
     methods: Methods = ()
+    all: bool = False
     task: Annotated[Task, Flat] = field(default_factory=Task)
     recipe: Annotated[Recipe, Flat] = field(default_factory=Recipe)
     seeds: int = 1
@@ -65,7 +70,7 @@ class CompareOptions:
     evaluation: EvaluationSettings = field(default_factory=EvaluationSettings)
     together: bool = False
     report: bool = True
-    json: Path | None = None
+    json: bool = False
 
     def __post_init__(self) -> None:
         for name in ("seeds", "jobs"):
@@ -78,7 +83,7 @@ class CompareOptions:
 def command(words: list[str]) -> Callable[[], None]:
     """Parse the arguments, and return the action."""
     settings = config_of(words)
-    names = settings.pop("methods", list(METHODS))
+    names = settings.pop("methods", list(METHODS if "--all" in words or settings.get("all") else FIRST))
     if not isinstance(names, list) or not names or not all(isinstance(name, str) for name in names):
         raise LeanBayesError("`methods` in the config file must be a list such as [mean-field, ensemble].")
     by_engine = {
@@ -86,7 +91,7 @@ def command(words: list[str]) -> Callable[[], None]:
             CompareOptions,
             words,
             "compare",
-            CompareOptions(tuple(names), *with_preset(words, settings, engine)),
+            CompareOptions(tuple(names), False, *with_preset(words, settings, engine)),
             settings,
         )
         for engine in ENGINES
@@ -117,11 +122,15 @@ def _compare(options: CompareOptions, recipes: Mapping[str, Recipe], methods: di
     record = _record(command, options, prepared)
     record["results"] = [_result(run, methods[run.method], recipes) for run in runs]
     record["summary"] = summary_of(shown)
-    for path in _json_files(options, folder):
-        write_json(path, record)
+    write_json(folder / RECORD, record)
+    if options.json:
+        if options.report:
+            write_report(runs, folder / REPORT, command=command, shown=False)
+        print(json_text(record))
+        return
     seeds = f", {options.seeds} seeds" if options.seeds > 1 else ""
     title = f"{prepared.data.name}, {task.model}: {runs[0].scores['examples']} test examples{seeds}"
-    show(title, comparison(shown, options.sort))
+    show(title, comparison(shown, options.sort, options.all))
     for sentence in summary_sentences(shown):
         line(sentence)
     if options.sort not in {column.key for column in shown.columns}:
@@ -129,7 +138,9 @@ def _compare(options: CompareOptions, recipes: Mapping[str, Recipe], methods: di
     for note in filter(None, (shown.note, *dict.fromkeys(note for run in runs for note in run.evaluation["notes"]))):
         line(note)
     if options.report:
-        write_report(runs, folder / "report.html", command=command)
+        write_report(runs, folder / REPORT, command=command)
+    if not options.all:
+        line("This is a part of the table: --all prints all columns, and the report has them too.")
     line(f"Runs and results are in {folder}.")
 
 
@@ -140,7 +151,7 @@ def _check(options: CompareOptions, data: Data, folder: Path) -> None:
     if options.ood is not None:
         ood_sets(options.ood, data, options.task.root, options.evaluation)
     _check_sort(options, data)
-    for path in (*_json_files(options, folder), *([folder / "report.html"] if options.report else [])):
+    for path in (folder / RECORD, *([folder / REPORT] if options.report else [])):
         with contextlib.suppress(OSError):  # opening the file reports what is wrong with the folder
             path.parent.mkdir(parents=True, exist_ok=True)
         check_writable(path)
@@ -175,10 +186,6 @@ def _runs(options: CompareOptions, jobs: Sequence[Job], data: Data) -> list[Eval
     if int(os.environ.get("WORLD_SIZE", "1")) == 1:
         return do_all(jobs, data, options.jobs)
     return do_together(jobs, data) if options.together else do_share(jobs, options.jobs)
-
-
-def _json_files(options: CompareOptions, folder: Path) -> list[Path]:
-    return [folder / "compare.json", *([options.json] if options.json else [])]
 
 
 def _record(command: str, options: CompareOptions, prepared: Prepared) -> dict[str, Any]:

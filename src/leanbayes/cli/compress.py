@@ -4,7 +4,7 @@ import sys
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 import tyro
 from rich.table import Table
@@ -15,11 +15,10 @@ from leanbayes.cli.runs import open_run
 from leanbayes.cli.text_tables import show
 from leanbayes.core.json_values import json_text
 from leanbayes.deploy.compact.compact_file import CompactFile
-from leanbayes.deploy.compact.search import Goal, parse_size, search
+from leanbayes.deploy.compact.compress import compress
+from leanbayes.deploy.compact.search import Goal, parse_size
 from leanbayes.errors import LeanBayesError, printable
-from leanbayes.evaluation import evaluate
 from leanbayes.methods import METHODS
-from leanbayes.model.bayesian import BayesianModel
 
 CompactPath = Annotated[Path | None, tyro.conf.Positional, tyro.conf.arg(metavar="OUT")]
 
@@ -59,8 +58,8 @@ def command(words: list[str]) -> Callable[[], None]:
     """Parse the arguments, and return the action."""
     options = parse(CompressOptions, _with_out_last(words), "compress")
     size = options.target_size
-    goal = Goal(None if size is None else parse_size(size), options.max_nll_increase)
-    return lambda: _compress(options, goal)
+    Goal(None if size is None else parse_size(size), options.max_nll_increase)  # raises errors before the run is loaded
+    return lambda: _compress(options)
 
 
 def _with_out_last(words: list[str]) -> list[str]:
@@ -72,7 +71,7 @@ def _with_out_last(words: list[str]) -> list[str]:
     return [*split[:place], *split[place + 2 :], split[place + 1]]
 
 
-def _compress(options: CompressOptions, goal: Goal) -> None:
+def _compress(options: CompressOptions) -> None:
     run = open_run(options.run, options.device)
     if not run.model.method.bayesian_weights:
         others = ", ".join(name for name, method in METHODS.items() if method.bayesian_weights)
@@ -83,17 +82,21 @@ def _compress(options: CompressOptions, goal: Goal) -> None:
     data = run.data(options.root)
     if data.validation is None:
         raise LeanBayesError(f"{data.name} has no validation data to choose on: train with --validation-share above 0.")
-    batches = run.batches(data, data.validation)
-
-    def score(bnn: BayesianModel) -> float:
-        how: dict[str, Any] = {"samples": options.samples, "seed": options.seed, "target_scale": data.target_std}
-        return float(evaluate(bnn, batches.epoch(), **how)["nll"])
 
     def report(line: str) -> None:
         print(printable(line), file=sys.stderr, flush=True)
 
-    out = options.out or options.run / "model.lbc"
-    file = search(run.model, out, goal, batches.epoch, score, seed=options.seed, report=report)
+    file = compress(
+        run.model,
+        options.out or options.run / "model.lbc",
+        target_size=options.target_size,
+        max_nll_increase=options.max_nll_increase,
+        data=run.batches(data, data.validation).epoch,
+        samples=options.samples,
+        seed=options.seed,
+        target_scale=data.target_std,
+        progress=report,
+    )
     _print(options, file)
 
 

@@ -1,6 +1,6 @@
 """`leanbayes evaluate RUN`: score a run on its test data."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -12,8 +12,10 @@ from leanbayes.core.json_values import json_text
 from leanbayes.errors import LeanBayesError
 from leanbayes.evaluation import costs_of, evaluate
 from leanbayes.report.evaluated_run import in_columns
-from leanbayes.training.progress import say
+from leanbayes.training.progress import Progress, say
 from leanbayes.training.record import write_json
+
+_SPLITS = {"test": "test data", "validation": "held-out part of the training data"}
 
 
 @dataclass(frozen=True)
@@ -53,13 +55,25 @@ def _evaluate(options: EvaluateOptions) -> None:
     if options.json:
         print(json_text({"run": str(options.run), "scores": scores, "costs": run.record["costs"]}))
     else:
-        show(f"{options.run}, {options.split} data", scores_table({**scores, **in_columns(run.record["costs"])}))
+        show(
+            f"{options.run}, {_SPLITS[options.split]}",
+            scores_table({**scores, **in_columns(run.record["costs"])}),
+            wrap=True,
+        )
     if options == EvaluateOptions(options.run, root=options.root, device=options.device, json=options.json):
         run.record["scores"]["test"] = scores
         try:
             write_json(options.run / "run.json", run.record)
         except LeanBayesError as error:  # the folder may belong to somebody else
             say(True, f"The scores are not stored in the run: {error}")
+
+
+def _counted(batches: Iterable[Any], progress: Progress) -> Iterator[Any]:
+    """Yield batches, and count each one when the next is asked for."""
+    for batch in batches:
+        yield batch
+        progress.advance()
+        progress.line()
 
 
 def score(run: TrainedRun, options: EvaluateOptions) -> dict[str, Any]:
@@ -70,7 +84,9 @@ def score(run: TrainedRun, options: EvaluateOptions) -> dict[str, Any]:
         raise LeanBayesError(f"{data.name} has no {options.split} data: add some, or score the validation data.")
     batches = run.batches(data, dataset)
     how: dict[str, Any] = {"samples": options.samples, "rule": options.rule}
-    scores: dict[str, Any] = evaluate(bnn, batches.epoch(), seed=options.seed, target_scale=data.target_std, **how)
+    with Progress("Evaluating", len(batches), not options.json, None) as progress:
+        watched = _counted(batches.epoch(), progress)
+        scores: dict[str, Any] = evaluate(bnn, watched, seed=options.seed, target_scale=data.target_std, **how)
     costs = costs_of(bnn, next(batches.epoch())[0], repeats=3, **how)
     return {
         **scores,

@@ -11,7 +11,9 @@ import tyro
 from leanbayes.cli.console import line
 from leanbayes.cli.options import RunFolder, parse
 from leanbayes.cli.runs import open_run
+from leanbayes.core.json_values import json_text
 from leanbayes.deploy.export import export_onnx
+from leanbayes.training.progress import say
 
 OnnxFile = Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="FILE")]
 
@@ -28,11 +30,13 @@ class ExportOptions:
         run: folder of the run.
         out: file to write, such as model.onnx.
         check: run the file with onnxruntime, if it is installed, and compare its outputs with torch.
+        json: print JSON instead of a sentence.
     """
 
     run: RunFolder
     out: OnnxFile
     check: bool = True
+    json: bool = False
 
 
 def command(words: list[str]) -> Callable[[], None]:
@@ -46,7 +50,12 @@ def _export(options: ExportOptions) -> None:
     shape = run.record["config"]["model"]["input_shape"]
     example = torch.randn(2, *shape, generator=torch.Generator().manual_seed(0))
     metadata = _metadata(run.record["config"])
+    say(True, f"Writing the graph of {run.record['config']['model']['name']}: a large network takes some minutes ...")
     file = export_onnx(run.model, options.out, example, metadata=metadata, check=options.check)
+    if options.json:
+        found = {"file": str(file.path), "bytes": file.bytes, "inputs": file.inputs, "outputs": file.outputs}
+        print(json_text({"run": str(options.run), **found, "error": file.error}))
+        return
     checked = "not checked" if file.error is None else f"within {file.error:.0e} of torch"
     size = f"{file.bytes / 2**20:.1f} MiB" if file.bytes >= 2**20 else f"{file.bytes / 2**10:.0f} KiB"
     line(f"{file.path}: {size}, from {', '.join(file.inputs)} to {', '.join(file.outputs)}, {checked}")

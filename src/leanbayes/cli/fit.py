@@ -1,18 +1,29 @@
 """`leanbayes fit METHOD`: train a network."""
 
+import contextlib
 import dataclasses
 import shlex
 import textwrap
 from collections.abc import Callable
+from pathlib import Path
 from typing import Annotated, Any
+
+import tyro
 
 from leanbayes.cli.console import line
 from leanbayes.cli.options import Flat, Task, config_of, flag_of, is_first_process, parse, with_engine, with_preset
-from leanbayes.cli.runs import default_folder, method_name, prepare, summary, train
+from leanbayes.cli.runs import MODEL, TrainedRun, default_folder, method_name, prepare, summary, train
+from leanbayes.core.json_values import json_text
+from leanbayes.data import Data
+from leanbayes.deploy.model_file import save
 from leanbayes.errors import LeanBayesError
+from leanbayes.evaluation import decide
 from leanbayes.methods import METHODS, get_method
+from leanbayes.model.bayesian import BayesianModel
 from leanbayes.model.method import Method
-from leanbayes.training import Recipe
+from leanbayes.training import Recipe, read_record
+
+FALSE_ALARMS = 0.05  # share of familiar inputs about which predict raises an alarm, unless decide sets another one
 
 
 def _help() -> str:
@@ -45,19 +56,38 @@ def command(words: list[str]) -> Callable[[], None]:
     kind = _options_class(method)
     default = kind(*with_preset(flags, settings, method.engine), method)
     options = parse(kind, flags, f"fit {method_name(method)}", default, {**settings, "method": changes})
-    return lambda: _train(options.task, options.method, options.recipe)
+    return lambda: _train(options.task, options.method, options.recipe, options.json)
 
 
-def _train(task: Task, method: Method, recipe: Recipe) -> None:
+def _train(task: Task, method: Method, recipe: Recipe, as_json: bool) -> None:
     folder = task.out or default_folder(task, method_name(method), recipe.seed)
-    train(prepare(task, recipe.seed), method, recipe, task, folder)
-    if is_first_process():
-        line(f"The run is in {folder}. To score it on the test data: leanbayes evaluate {shlex.quote(str(folder))}")
+    prepared = prepare(task, recipe.seed)
+    bnn = train(prepared, method, recipe, task, folder)
+    if not is_first_process():
+        return
+    _add_alarms(bnn, prepared.data, folder)
+    if as_json:
+        record = read_record(folder)
+        print(json_text({"run": str(folder), "scores": record["scores"], "costs": record["costs"]}))
+        return
+    line(f"The run is in {folder}. To score it on the test data: leanbayes evaluate {shlex.quote(str(folder))}")
+
+
+def _add_alarms(bnn: BayesianModel, data: Data, folder: Path) -> None:
+    """Let a model without a policy raise alarms about unknown inputs, so that predict has a verdict from the start."""
+    if bnn.policy is not None or data.task == "segmentation":
+        return
+    batches = TrainedRun(folder, bnn, read_record(folder)).batches(data, data.validation).epoch()
+    with contextlib.suppress(LeanBayesError):  # too few examples are held out, or an answer has several parts
+        decide.fit(bnn, batches, false_alarms=FALSE_ALARMS)
+        save(bnn, folder / MODEL)
 
 
 def _options_class(method: Method) -> Any:
     """Make the dataclass of the options, which depend on the method."""
-    parts = [("task", Annotated[Task, Flat]), ("recipe", Annotated[Recipe, Flat]), ("method", type(method))]
+    parts: list[Any] = [("task", Annotated[Task, Flat]), ("recipe", Annotated[Recipe, Flat]), ("method", type(method))]
+    printed = tyro.conf.arg(help="print JSON instead of a sentence at the end.")
+    parts.append(("json", Annotated[bool, printed], dataclasses.field(default=False)))
     made = dataclasses.make_dataclass("Options", parts, frozen=True)
     made.__doc__ = summary(method)
     return made

@@ -1,6 +1,7 @@
 """`leanbayes info PATH`: describe a saved model, or the folder of a run."""
 
-from collections.abc import Callable
+import os
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
@@ -16,7 +17,12 @@ from leanbayes.core import config
 from leanbayes.core.json_values import json_text
 from leanbayes.deploy.loading import describe
 from leanbayes.errors import LeanBayesError
+from leanbayes.report.cells import writer
+from leanbayes.report.columns import columns
+from leanbayes.report.evaluated_run import in_columns
 from leanbayes.training import Recipe, read_record
+
+_SPLITS = {"validation": "held-out"}  # the names of splits that differ from those in run.json
 
 
 @dataclass(frozen=True)
@@ -40,7 +46,7 @@ def command(words: list[str]) -> Callable[[], None]:
 
 def _info(path: Path, as_json: bool) -> None:
     found: dict[str, Any] = {}
-    if not path.exists():
+    if not os.path.exists(path):
         raise LeanBayesError(f"There is no file or folder {path}: check the path.")
     if path.is_dir():
         record = read_record(path)
@@ -51,19 +57,34 @@ def _info(path: Path, as_json: bool) -> None:
     if as_json:
         print(json_text(found))
         return
+    run = found.get("run", {})
+    groups = {"run": _run_lines(run), "model": _file_lines(path, found.get("file", {}))}
+    for split, scores in run.get("scores", {}).items():
+        groups[f"{_SPLITS.get(split, split)} scores"] = _values(scores)
+    groups["cost"] = _values(in_columns(run["costs"])) if {"trainable", "stored"} <= run.get("costs", {}).keys() else []
     view = Table(box=None, show_header=False)
     view.add_column(no_wrap=True)
     view.add_column(overflow="fold")
-    lines = [*_run_lines(found.get("run", {})), *_file_lines(path, found.get("file", {}))]
-    for name, text in lines:
-        view.add_row(cell(name), cell(text))
+    for group, lines in groups.items():
+        if lines:
+            view.add_row(f"[bold]{cell(group)}[/]")
+        for name, text in lines:
+            view.add_row(f"  {cell(name)}", cell(text))
     show("", view, wrap=True)
     if "file" in found:
-        parts = Table("part of the file", "numbers", "bytes", box=None)
+        parts = Table(box=None)
+        for name, side in (("part of the file", "left"), ("numbers", "right"), ("bytes", "right")):
+            parts.add_column(name, justify=side)  # type: ignore[arg-type]
         for name, part in found["file"]["parts"].items():
-            parts.add_row(cell(name), f"{part['numbers']:,}", f"{part['bytes']:,}")
-        print()
+            parts.add_row(f"  {cell(name)}", f"{part['numbers']:,}", f"{part['bytes']:,}")
         show("", parts)
+
+
+def _values(scores: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """Return the scores or costs that have a column in tables, as texts."""
+    known = {key: float(value) for key, value in scores.items() if isinstance(value, (int, float))}
+    found = [(one.title, writer(one.form, [known[one.key]])(known[one.key])) for one in columns([known])]
+    return [*found, *([("examples", f"{known['examples']:,.0f}")] if "examples" in known else [])]
 
 
 def _run_lines(run: dict[str, Any]) -> list[tuple[str, str]]:
@@ -74,17 +95,16 @@ def _run_lines(run: dict[str, Any]) -> list[tuple[str, str]]:
     changed = {key: value for key, value in run["config"]["recipe"].items() if default.get(key) != value}
     model = run["config"].get("model")
     model = model if isinstance(model, dict) else {}
-    lines = [
+    machine = run["machine"]
+    processor = ", ".join(machine.get("gpus") or [str(machine.get("processor", "unknown processor"))])
+    return [
         ("status", run["status"]),
         ("data", run["config"].get("data", "unknown")),
         ("network", " ".join([str(model.get("name", "custom")), _settings(model.get("options", {}))]).strip()),
         ("recipe", _settings(changed) or "default"),
-        ("versions", _settings(run["versions"])),
-        ("machine", _settings(run["machine"])),
+        ("versions", ", ".join(f"{name} {version}" for name, version in run["versions"].items())),
+        ("machine", f"{machine.get('system', 'unknown system')}, {processor}, {machine.get('cores')} cores"),
     ]
-    lines += [(f"{split} scores", _settings(scores)) for split, scores in run["scores"].items()]
-    costs = {key: value for key, value in run["costs"].items() if not isinstance(value, list)}
-    return [*lines, ("costs", _settings(costs))]
 
 
 def _file_lines(path: Path, file: dict[str, Any]) -> list[tuple[str, str]]:

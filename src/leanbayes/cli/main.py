@@ -40,6 +40,7 @@ COMMANDS = {
     "export": Command("RUN FILE", "write the model as ONNX: mean and variance in one pass, without Python"),
     "sensitivity": Command("RUN", "which layers hold the weights that matter most, which PBN makes Bayesian"),
     "info": Command("PATH", "what a saved model or the folder of a run contains"),
+    "completion": Command("SHELL", "a script that completes commands and flags in bash or zsh"),
 }
 _WIDTH, _INDENT = 80, 22
 

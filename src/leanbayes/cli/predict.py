@@ -1,5 +1,6 @@
 """`leanbayes predict RUN FILES`: label, probability and uncertainty of images; mean and std for rows of tables."""
 
+import shlex
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,6 +20,7 @@ from leanbayes.data import TABLE_ENDINGS
 from leanbayes.errors import LeanBayesError
 from leanbayes.likelihoods import ClassPrediction
 from leanbayes.likelihoods.decisions import Decision
+from leanbayes.training.progress import say
 
 Files = Annotated[
     tuple[Path, ...], tyro.conf.Positional, tyro.conf.arg(metavar="FILES", help_behavior_hint="(required)")
@@ -34,8 +36,9 @@ class PredictOptions:
 
     The total uncertainty is the entropy of the prediction. Its epistemic part is what more training data could remove.
     For a segmentation, both are means over the pixels, and the label is the most frequent one. A run that was trained
-    on a table takes tables of inputs (csv), and predicts mean and std for each row, in the unit of the target. If
-    decide has fitted a policy for the run, there is a verdict for each input, and the set of classes or the interval.
+    on a table takes tables of inputs (csv), and predicts mean and std for each row, in the unit of the target. The
+    verdict on each input is "answer", or "ask a person" and why: fit lets a run raise alarms about 5 % of inputs like
+    those of the training, and decide sets other rates, a bound on wrong answers, and sets of classes or intervals.
 
     Attributes:
         run: folder of the run.
@@ -87,6 +90,8 @@ def _predict(options: PredictOptions) -> None:
         words = (cell(_text(row[name])) for name in decided if name not in _ENDS)
         view.add_row(cell(row[first]), cell(row[second]), *numbers, *words)
     show("", view)
+    if run.model.policy is None:
+        say(True, f"For a verdict on each input: leanbayes decide {shlex.quote(str(options.run))} --false-alarms 0.05")
 
 
 def _text(value: Any) -> str:

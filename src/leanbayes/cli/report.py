@@ -15,6 +15,7 @@ from leanbayes.cli.options import parse
 from leanbayes.cli.runs import open_run
 from leanbayes.core import config
 from leanbayes.core.files import written_whole
+from leanbayes.core.json_values import json_text
 from leanbayes.data import Data
 from leanbayes.errors import LeanBayesError
 from leanbayes.evaluation import EvaluationSettings
@@ -44,6 +45,7 @@ class ReportOptions:
         root: folder of the data sets. None means the environment variable LEANBAYES_DATA.
         device: where to predict. None means the GPU, if there is one.
         quiet: show no progress.
+        json: print JSON instead of a sentence.
     """
 
     runs: Runs = ()
@@ -54,6 +56,7 @@ class ReportOptions:
     root: Path | None = None
     device: Literal["cpu", "cuda"] | None = None
     quiet: bool = False
+    json: bool = False
 
 
 def command(words: list[str]) -> Callable[[], None]:
@@ -78,13 +81,19 @@ def _report(options: ReportOptions, command: str) -> None:
         default = options.evaluation == EvaluationSettings() and options.ood is None
         settings, name, shown = None if default else options.evaluation, names[folder], not options.quiet
         runs.append(evaluation_of(run, data[source], settings, options.ood, options.root, name=name, shown=shown))
-    write_report(runs, options.out, options.title or "", command)
+    write_report(runs, options.out, options.title or "", command, shown=not options.json)
+    if options.json:
+        scores = [{"run": str(folder), "scores": run.scores} for folder, run in zip(folders, runs, strict=True)]
+        print(json_text({"report": str(options.out), "runs": scores}))
 
 
-def write_report(runs: Sequence[EvaluatedRun], path: Path, title: str = "", command: str = "") -> None:
+def write_report(
+    runs: Sequence[EvaluatedRun], path: Path, title: str = "", command: str = "", *, shown: bool = True
+) -> None:
     """Write the report of evaluated runs, and print where it is."""
     write(document_of(runs, title, command), path)
-    line(f"The report is in {path}: open it in a browser.")
+    if shown:
+        line(f"The report is in {path}: open it in a browser.")
 
 
 def check_writable(path: Path) -> None:

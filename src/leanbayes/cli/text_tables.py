@@ -2,7 +2,7 @@
 
 import math
 import textwrap
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from rich.console import Console
@@ -15,34 +15,68 @@ from leanbayes.report.cells import lines, writer
 from leanbayes.report.columns import columns
 from leanbayes.report.document import Column
 
-# The columns that fit into a terminal. The report has all of them.
+# The columns of a comparison in the terminal, the most important first. The report has all columns.
 SHOWN = (
-    *("accuracy", "miou", "rmse", "nll", "ece", "crps", "coverage_95"),
-    *("corruptions:accuracy", "corruptions:nll", "kilo_trained", "file_kb", "epoch_ms", "predict_ms_per_1000"),
-    "predict_time_ratio",
+    *("accuracy", "miou", "rmse", "nll", "ood:", "error_at_90", "coverage_95", "predict_time_ratio", "ece", "crps"),
+    *("file_kb", "corruptions:accuracy", "epoch_ms", "corruptions:nll", "kilo_trained", "predict_ms_per_1000"),
 )
+WIDTH = 100  # characters of a comparison, unless all columns are asked for
+_GROUPS = {"quality": "quality", "uncertainty": "uncertainty", "": "other scores"}
+_COSTS = "cost"
 _TITLES = {"classwise_ece": "class-wise ECE", "excess_aurc": "excess AURC"}  # of scores that are in no other table
 _NARROW = 8  # characters of a column title, if its words are not longer
 
 
 def scores_table(values: Mapping[str, float]) -> Table:
-    """Return a table of the scores and costs of one run, one per line."""
+    """Return a table of the scores and costs of one run, in groups, one per line with its meaning."""
     view = Table(box=None, show_header=False)
+    view.add_column(no_wrap=True)
+    view.add_column(no_wrap=True, justify="right")
+    view.add_column(style="dim")
     known = columns([dict.fromkeys(values, 0.0)])
     keys = {"examples", *(column.key for column in known)}
     others = [Column(key, _TITLES.get(key, key.replace("_", " ")), form="decimal") for key in values if key not in keys]
-    scores = [column for column in known if column.group in ("quality", "uncertainty")]
-    for column in (*scores, *others, *(column for column in known if column not in scores)):
-        view.add_row(column.title, writer(column.form, [values[column.key]])(values[column.key]))
-    view.add_row("examples", f"{values['examples']:,}")
+    groups: dict[str, list[Column]] = {group: [] for group in (*_GROUPS.values(), _COSTS)}
+    for column in (*known, *others):
+        groups[_GROUPS.get(column.group, _COSTS)].append(column)
+    for group, members in groups.items():
+        if members:
+            view.add_row(f"[bold]{group}[/]")
+        for column in members:
+            value = writer(column.form, [values[column.key]])(values[column.key])
+            view.add_row(f"  {column.title}", value, cell(column.help))
+    view.add_row("[bold]data[/]")
+    view.add_row("  examples", f"{values['examples']:,}", "Examples that the scores are computed on.")
     return view
 
 
-def comparison(table: report.Table, sort: str) -> Table:
-    """Return a table of several methods, sorted by a column with the best first; a star marks the winners."""
+def comparison(table: report.Table, sort: str, everything: bool = False) -> Table:
+    """Return a table of several methods, sorted by a column with the best first; a star marks the winners.
+
+    Unless everything is asked for, it has the most important columns that fit into `WIDTH` characters.
+    """
+    wide, chosen = Console(width=10_000), _most_important(table, sort)
+    if everything:
+        return _comparison(table, sort, range(len(table.columns)))
+    while len(chosen) > 1 and wide.measure(_comparison(table, sort, sorted(chosen))).maximum > WIDTH:
+        chosen.pop()
+    return _comparison(table, sort, sorted(chosen))
+
+
+def _most_important(table: report.Table, sort: str) -> list[int]:
+    """Return the places of the columns that a terminal may show, the most important first."""
+    ranks = {key: rank for rank, key in enumerate(SHOWN)}
+    found = {}
+    for place, column in enumerate(table.columns):
+        key = "ood:" if column.key.startswith("ood:") else column.key
+        if column.key == sort or key in ranks:
+            found[place] = -1 if column.key == sort else ranks[key]
+    return sorted(found, key=lambda place: found[place])
+
+
+def _comparison(table: report.Table, sort: str, shown: Sequence[int]) -> Table:
     view = Table(box=None, padding=(0, 1, 0, 0))
     view.add_column("method", no_wrap=True)
-    shown = [place for place, column in enumerate(table.columns) if _is_shown(column.key, sort)]
     for place in shown:
         title = textwrap.wrap(table.columns[place].title, _NARROW, break_long_words=False, break_on_hyphens=False)
         view.add_column("\n".join(title), justify="right", no_wrap=True, vertical="bottom")
@@ -55,10 +89,6 @@ def comparison(table: report.Table, sort: str) -> Table:
             cells.append(f"[bold green]{text}*[/]" if written.best else f"{text} ")
         view.add_row(cell(line.row.name), *cells)
     return view
-
-
-def _is_shown(key: str, sort: str) -> bool:
-    return key in SHOWN or key == sort or key.startswith("ood:")
 
 
 def _order(cell: report.Cell | None, best: str | None) -> tuple[bool, float]:
@@ -77,6 +107,7 @@ def summary_of(table: report.Table) -> dict[str, Any]:
         "methods": methods,
         "winners": {key: list(names) for key, names in table.winners.items()},
         "better_than_plain": {key: list(names) for key, names in table.better_than_plain.items()},
+        "better_than_scaled": {key: list(names) for key, names in table.better_than_scaled.items()},
         "better_than_all": dict(table.better_than_all),
     }
 

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from typing import Any
 
+import torch
 import torch.utils.checkpoint as torch_checkpoint
 
 from leanbayes.core.tensor_like import TensorLike
@@ -48,6 +49,11 @@ def running(snapshot: Snapshot) -> Iterator[None]:
     finally:
         _wrap(-1)
         _running.snapshots.pop()
+
+
+def in_backward_pass() -> bool:
+    """Whether this thread runs a backward pass, in which only functions that are checkpointed are called again."""
+    return not torch.compiler.is_compiling() and torch._C._current_graph_task_id() != -1
 
 
 def _wrap(change: int) -> None:

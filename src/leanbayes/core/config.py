@@ -3,14 +3,12 @@
 import dataclasses
 import functools
 import math
-import types
 import typing
 from collections.abc import Mapping
-from typing import Any, Literal, TypeVar
+from typing import Any, TypeVar
 
-import numpy as np
-
-from leanbayes.core.names import suggestion
+from leanbayes.core.arguments import checked_value, plain
+from leanbayes.core.names import shown, suggestion
 from leanbayes.errors import FileFormatError, LeanBayesError
 
 T = TypeVar("T")
@@ -34,13 +32,11 @@ def _check_types_in_init(cls: Any) -> None:
 
     @functools.wraps(init)
     def checked(self: Any, *args: Any, **kwargs: Any) -> None:
-        args = tuple(map(_plain, args))
-        kwargs = {name: _plain(value) for name, value in kwargs.items()}
-        hints = _hints(cls)
-        for name, value in [*zip(names, args, strict=False), *kwargs.items()]:
-            if name in hints and not _fits(value, hints[name], any_word=True):
-                raise LeanBayesError(f"{name}={value!r} must be {_describe(hints[name])}.")
-        init(self, *args, **kwargs)
+        hints, given = _hints(cls), [*zip(names, args, strict=False), *kwargs.items()]
+        settings = {name: checked_value(name, value, hints.get(name, Any), any_word=True) for name, value in given}
+        if len(args) > len(names) or len(settings) != len(args) + len(kwargs):
+            init(self, *args, **kwargs)  # too many arguments, or one twice, which Python explains
+        init(self, **settings)
 
     cls.__init__ = checked
 
@@ -48,11 +44,6 @@ def _check_types_in_init(cls: Any) -> None:
 @functools.cache
 def _hints(cls: type) -> dict[str, Any]:
     return typing.get_type_hints(cls)
-
-
-def _plain(value: Any) -> Any:
-    """Convert a NumPy scalar to a Python number."""
-    return value.item() if isinstance(value, np.generic) else value
 
 
 def renamed(default: Any, name: str | None = None, *, values: Mapping[str, str] | None = None) -> Any:
@@ -94,54 +85,16 @@ def change(value: T, settings: Mapping[str, Any]) -> T:
     for name, new in settings.items():
         if name not in known:
             hint = suggestion(name, known, f"it has {', '.join(known) or 'none'}.")
-            raise LeanBayesError(f"{type(value).__name__} has no setting {name!r}: {hint}")
+            raise LeanBayesError(f"{type(value).__name__} has no setting {shown(name)}: {hint}")
         old = getattr(value, name)
-        new = _plain(new)
+        new = plain(new)
         if new is None and "none" in typing.get_args(hints[name]):  # readers of settings may turn "none" into None
             new = "none"
         if isinstance(new, Mapping) and dataclasses.is_dataclass(old):
             changes[name] = change(old, new)
-        elif not _fits(new, hints[name]):
-            raise LeanBayesError(f"{name}={new!r} must be {_describe(hints[name])}.")
         else:
-            changes[name] = new
+            changes[name] = checked_value(name, new, hints[name])
     return dataclasses.replace(value, **changes)
-
-
-_KINDS: dict[Any, tuple[str, Any]] = {
-    bool: ("true or false", bool),
-    int: ("a whole number", int),
-    float: ("a number", (int, float)),
-    str: ("a string", str),
-    type(None): ("None", type(None)),
-}
-
-
-def _fits(value: Any, hint: Any, any_word: bool = False) -> bool:
-    """Whether a value has the declared type of a setting, as far as JSON has that type.
-
-    Args:
-        value: The value.
-        hint: The declared type.
-        any_word: Whether any string fits a choice of strings, because a later check lists the choices.
-    """
-    if typing.get_origin(hint) is Literal:
-        return (any_word and isinstance(value, str)) or value in typing.get_args(hint)
-    if typing.get_origin(hint) in (typing.Union, types.UnionType):
-        return any(_fits(value, part, any_word) for part in typing.get_args(hint))
-    if hint is Any or getattr(hint, "_is_protocol", False):
-        return True
-    if hint not in _KINDS:
-        return not isinstance(value, Mapping) or isinstance(value, typing.get_origin(hint) or hint)
-    return isinstance(value, _KINDS[hint][1]) and (hint is bool or not isinstance(value, bool))
-
-
-def _describe(hint: Any) -> str:
-    if typing.get_origin(hint) is Literal:
-        return " or ".join(repr(choice) for choice in typing.get_args(hint))
-    if typing.get_origin(hint) in (typing.Union, types.UnionType):
-        return " or ".join(_describe(part) for part in typing.get_args(hint))
-    return _KINDS[hint][0] if hint in _KINDS else f"a {getattr(hint, '__name__', hint)}"
 
 
 def check_choices(settings: Any, **kinds: Any) -> None:
@@ -149,7 +102,7 @@ def check_choices(settings: Any, **kinds: Any) -> None:
     for name, kind in kinds.items():
         if getattr(settings, name) not in typing.get_args(kind):
             words = ", ".join(map(repr, typing.get_args(kind)))
-            raise LeanBayesError(f"{name}={getattr(settings, name)!r} is unknown: use one of {words}.")
+            raise LeanBayesError(f"{name}={shown(getattr(settings, name))} is unknown: use one of {words}.")
 
 
 def encode(value: Any) -> Any:

@@ -20,6 +20,8 @@ PART = ".part"  # the suffix of unfinished files
 def written_whole(path: str | os.PathLike[str]) -> Iterator[Path]:
     """Yield an empty file to write to, and move it to `path` when the block ends without an error."""
     target = Path(path)
+    if not target.name or "\0" in os.fspath(path):
+        raise LeanBayesError(f"{os.fspath(path)!r} is not the name of a file: give one such as 'runs/model'.")
     temporary = target.with_name(f"{target.name}.{secrets.token_hex(4)}{PART}")
     try:
         os.close(os.open(temporary, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o666))

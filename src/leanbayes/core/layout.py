@@ -1,6 +1,5 @@
 """Which parameters are Bayesian, and the position of each in one flat vector."""
 
-import difflib
 import math
 import re
 from collections.abc import Callable, Iterator, Sequence
@@ -10,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from leanbayes.core.names import suggestion
 from leanbayes.errors import LeanBayesError
 
 Select = (
@@ -251,8 +251,7 @@ def _chooser(model: nn.Module, select: Select) -> Callable[[str, nn.Parameter, b
     modules = dict(model.named_modules(remove_duplicate=False))
     for name in names:
         if name not in parameters and name not in modules:
-            close = difflib.get_close_matches(name, [*parameters, *modules], n=3)
-            hint = f"did you mean {', '.join(close)}?" if close else "see model.named_parameters()."
+            hint = suggestion(name, [*parameters, *modules], "see model.named_parameters().")
             raise LeanBayesError(
                 f"select has {name!r}, which is neither a parameter nor a module of the network: {hint}"
             )

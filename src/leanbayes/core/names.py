@@ -5,6 +5,14 @@ from collections.abc import Iterable
 
 from leanbayes.errors import LeanBayesError
 
+_LENGTH = 80  # characters of a value in a message
+
+
+def shown(value: object) -> str:
+    """Return a value as a message shows it: in one line that is not long."""
+    text = " ".join(repr(value).split())
+    return text if len(text) <= _LENGTH else f"{text[: _LENGTH - 3]}..."
+
 
 def bare(name: str) -> str:
     """Return a name without its case and separators: "Fashion-MNIST" and "fashion_mnist" are the same."""
@@ -33,7 +41,7 @@ def lookup(kind: str, name: object, known: Iterable[str]) -> str:
     names = sorted(known)
     found = find(name, names)
     if found is None:
-        raise LeanBayesError(f"There is no {kind} {name!r}: {suggestion(name, names, f'use {_listed(names)}.')}")
+        raise LeanBayesError(f"There is no {kind} {shown(name)}: {suggestion(name, names, f'use {_listed(names)}.')}")
     return found
 
 

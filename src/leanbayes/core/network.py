@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
 from leanbayes.core.layout import Layout
+from leanbayes.core.names import shown
 from leanbayes.errors import LeanBayesError
 
 _ORDER = "_leanbayes_parameter_order"
@@ -145,6 +146,17 @@ def tensors_of(inputs: Any) -> Iterator[Tensor]:
     elif isinstance(inputs, (Mapping, tuple, list)):
         for value in inputs.values() if isinstance(inputs, Mapping) else inputs:
             yield from tensors_of(value)
+
+
+def inputs_of(batch: Any) -> Any:
+    """Return the inputs of a batch, which is an (input, label) pair or inputs alone; raise an error if it has none."""
+    x = batch[0] if isinstance(batch, (tuple, list)) and batch else batch
+    first = next(tensors_of(x), None)
+    if first is None or first.dim() == 0:
+        raise LeanBayesError(
+            f"A batch must be a tensor, a dict of tensors, or an (input, label) pair, not {shown(batch)}."
+        )
+    return x
 
 
 def is_finite(tensor: Tensor) -> bool:

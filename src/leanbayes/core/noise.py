@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch._functorch.pyfunctorch import temporarily_clear_interpreter_stack
 
 from leanbayes.core import kernels
 from leanbayes.errors import LeanBayesError
@@ -87,6 +88,12 @@ class NoiseStream(nn.Module):
 
         A loss of several samples takes one index, so its noise does not depend on the number of processes.
         """
+        if in_transform() and not torch._C._functorch.is_functorch_wrapped_tensor(self.state):
+            with temporarily_clear_interpreter_stack():  # transforms cannot change a tensor that they did not get
+                return self._next(number)
+        return self._next(number)
+
+    def _next(self, number: int) -> Tensor:
         if number == 0:
             self.state[1] += 1
         key = _fold_in(self.state, number, _DRAW).clone()
@@ -95,8 +102,8 @@ class NoiseStream(nn.Module):
         if ranked:
             key[1] = key[1] * torch.distributed.get_world_size() + torch.distributed.get_rank()
         worker = None if torch.compiler.is_compiling() else torch.utils.data.get_worker_info()
-        if worker is not None:  # each worker of a DataLoader has a copy of this counter
-            key = _fold_in(key, worker.id, _WORKER)
+        if worker is not None:  # each worker has a copy of this counter; its seed is another one in each epoch
+            key = _fold_in(key, worker.seed, _WORKER)
         elif not ranked and not torch.compiler.is_compiling() and self._made_in != _Forks.own:
             key = _fold_in(key, _Forks.own, _FORK)
         return key
@@ -162,7 +169,7 @@ def _(like: Tensor, key: Tensor, stream: int, signs: bool) -> Tensor:
 def _(
     info: Any, in_dims: tuple[int | None, ...], like: Tensor, key: Tensor, stream: int, signs: bool
 ) -> tuple[Tensor, int | None]:
-    """Make the noise of one element for all of them, or for each of them if they have their own keys."""
+    """Use the same noise for all elements, or separate noise if they have their own keys."""
     like = like if in_dims[0] is None else like.select(in_dims[0], 0)
     if in_dims[1] is None:
         return _transformed_noise(like, key, stream, signs), None

@@ -7,6 +7,8 @@ import torch
 from torch import Tensor
 from torch.utils.data import Dataset
 
+from leanbayes.core.arguments import checked
+from leanbayes.core.names import shown
 from leanbayes.core.network import map_tensors
 from leanbayes.core.noise import mix
 from leanbayes.data.base import check_map_style, in_memory
@@ -55,6 +57,7 @@ class Batches:
         [(8, 6), (8, 6)]
     """
 
+    @checked()
     def __init__(
         self,
         dataset: Dataset[Any],
@@ -74,7 +77,7 @@ class Batches:
         dtype: torch.dtype | None = None,
     ) -> None:
         self.dtype = dtype
-        self.dataset, self.device, self.seed, self.shuffle = dataset, torch.device(device), seed, shuffle
+        self.dataset, self.device, self.seed, self.shuffle = dataset, _device(device), seed, shuffle
         self.augment, self.normalize, self.workers, self.ignore_index = augment, normalize, workers, ignore_index
         self.memory_format = torch.channels_last if channels_last else torch.contiguous_format
         self.examples = check_map_style(dataset)
@@ -221,3 +224,10 @@ class Batches:
 
 def _are_images(x: Any) -> bool:
     return isinstance(x, Tensor) and x.dim() == 4
+
+
+def _device(device: torch.device | str) -> torch.device:
+    try:
+        return torch.device(device)
+    except RuntimeError:
+        raise LeanBayesError(f"device={shown(device)} is unknown: use 'cpu' or 'cuda'.") from None

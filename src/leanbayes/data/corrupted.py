@@ -7,6 +7,7 @@ from pathlib import Path
 
 import numpy as np
 
+from leanbayes.core.arguments import checked
 from leanbayes.core.names import find, lookup, suggestion
 from leanbayes.data.base import ArrayDataset
 from leanbayes.data.reading import Array, Root, check_images, damaged, data_root, find_file
@@ -18,6 +19,7 @@ _PUBLISHED = """gaussian_noise shot_noise impulse_noise defocus_blur glass_blur 
 brightness contrast elastic_transform pixelate jpeg_compression speckle_noise gaussian_blur spatter saturate""".split()
 
 
+@checked()
 def read_corrupted(name: str, corruption: str, severity: int, root: Root = None) -> ArrayDataset:
     """Read the test images of CIFAR-10-C or CIFAR-100-C for one corruption and severity.
 
@@ -61,6 +63,7 @@ def read_corrupted(name: str, corruption: str, severity: int, root: Root = None)
     return ArrayDataset(np.array(images[part].transpose(0, 3, 1, 2), order="C"), np.array(labels[part], np.int64))
 
 
+@checked()
 def corruptions_on_disk(name: str, root: Root = None) -> list[str]:
     """List the corruptions of CIFAR-10-C or CIFAR-100-C whose files exist.
 

@@ -10,6 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from leanbayes.core.arguments import checked
 from leanbayes.data.reading import Array, damaged, needed
 from leanbayes.data.transforms import Normalize
 from leanbayes.errors import FileFormatError, LeanBayesError
@@ -81,6 +82,7 @@ def _as_bytes(image: Any) -> Any:
     return image.convert("RGBA") if "transparency" in image.info else image
 
 
+@checked()
 def read_image(path: str | Path, shape: tuple[int, ...], stretch: bool = False) -> Tensor:
     """Read an image file as a tensor of the shape that a network expects.
 
@@ -101,10 +103,12 @@ def read_image(path: str | Path, shape: tuple[int, ...], stretch: bool = False) 
         >>> read_image("cat.jpg", (3, 224, 224)).shape  # doctest: +SKIP
         torch.Size([3, 224, 224])
     """
+    if len(shape) != 3 or min(shape) < 1:
+        raise LeanBayesError(f"shape={shape} must be that of an image, (channels, height, width).")
     channels, height, width = shape
     if channels not in (1, 3):
         raise LeanBayesError(f"An image cannot be read with {channels} channels: pass a tensor to the network instead.")
-    if not Path(path).is_file():
+    if not os.path.isfile(path):
         raise LeanBayesError(f"There is no image {path}: check the path.")
     read = stretched if stretch else covering
     values = read(str(path), (height, width), "L" if channels == 1 else "RGB")

@@ -81,9 +81,9 @@ IMAGE_SETS = {
         read=read_digits,
         classes=_DIGITS,
         normalize=Normalize((0.3054,), (0.3758,)),
-        # With a thousand images and sixty thousand weights the full KL dominates: at temperature 1 the weights would
-        # stay at the prior. This value was chosen on the held-out split.
-        preset={"model": "small-cnn", "epochs": 40, "batch_size": 64, "lr": 2e-3, "temperature": 1e-3},
+        # With a thousand images and sixty thousand weights the full KL dominates. This is the warmest temperature of 1,
+        # 0.1, 0.01 and 0.001 at which no held-out image is wrong; at 0.001 the posterior is nearly a point.
+        preset={"model": "small-cnn", "epochs": 40, "batch_size": 64, "lr": 2e-3, "temperature": 0.01},
         ood=("letters",),
     ),
     "letters": ImageSet(

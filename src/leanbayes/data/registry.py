@@ -1,9 +1,11 @@
 """Load data sets by name or path, and look up what is known about them."""
 
+import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from leanbayes.core.arguments import checked
 from leanbayes.core.names import find, lookup, suggestion
 from leanbayes.data import folders, segmentation, tabular
 from leanbayes.data.base import ArrayDataset, Data, Task
@@ -18,6 +20,7 @@ from leanbayes.errors import LeanBayesError
 NAMES = tuple(sorted([*IMAGE_SETS, *UCI_FILES, "toy"]))
 
 
+@checked()
 def load(
     name: str | Path,
     root: Root = None,
@@ -67,6 +70,7 @@ def load(
     return load_table(_table(rest if kind == "csv" else text, root, kind == "csv"), validation_share, seed)
 
 
+@checked()
 def task_of(name: str | Path, root: Root = None) -> Task:
     """Return the kind of task of a data set without loading it.
 
@@ -92,6 +96,7 @@ def task_of(name: str | Path, root: Root = None) -> Task:
     return "segmentation" if _has_label_maps(folder) else "classification"
 
 
+@checked()
 def preset(name: str | Path, root: Root = None, engine: str = "backprop") -> dict[str, Any]:
     """Return the training settings of a data set that apply unless a flag or a config file changes them.
 
@@ -118,6 +123,7 @@ def preset(name: str | Path, root: Root = None, engine: str = "backprop") -> dic
     return settings
 
 
+@checked()
 def preferred_engine(name: str | Path, root: Root = None) -> str:
     """Return the engine that methods with a choice of engines use for a data set, unless it is given.
 
@@ -144,6 +150,7 @@ def _preset(name: str | Path, root: Root) -> Mapping[str, Any]:
     return kinds[task_of(name, root)]
 
 
+@checked()
 def ood_partners(name: str) -> tuple[str, ...]:
     """Return the data sets that an evaluation uses as out-of-distribution data.
 
@@ -161,6 +168,7 @@ def ood_partners(name: str) -> tuple[str, ...]:
     return IMAGE_SETS[name].ood if name in IMAGE_SETS else ()
 
 
+@checked()
 def read_images(name: str, split: str, root: Root = None) -> ArrayDataset:
     """Read one split of a set of small images, for example as out-of-distribution data.
 
@@ -188,7 +196,7 @@ def _existing(name: str, root: Root) -> Path | None:
     """Return the path of an existing file or folder, relative to the working directory or to the root."""
     folder = data_root(root)
     paths = [Path(name).expanduser(), *([folder / name] if folder else [])]
-    return next((path for path in paths if path.exists()), None)
+    return next((path for path in paths if os.path.exists(path)), None)
 
 
 def _table(name: str, root: Root, any_ending: bool) -> Path:

@@ -11,6 +11,8 @@ mean probability, which is right on average however few they are. (Matching the 
 on most examples, for which the network is certain, so that it would not matter.) Fitted to labels, p̂ is 1 for the
 label, and the sum is its negative log-likelihood. It then includes a prior log a, log b ~ N(0, ½²): without it, labels
 that the network gets all right would push a to infinity, and labels that say nothing about b would leave it free.
+With fewer than 5 wrong predictions among the labels, a is at most 1 and b at least 1: correct predictions of familiar
+inputs would make all predictions more certain, those of unknown inputs too, and few mistakes cannot contradict.
 
 Outputs that are not logits have no probabilities. For them
 
@@ -27,7 +29,8 @@ from typing import Any, Literal, NamedTuple, get_args
 import torch
 from torch import Tensor
 
-from leanbayes.core.network import call_with, evaluation_mode, output_tensor
+from leanbayes.core.arguments import checked
+from leanbayes.core.network import call_with, evaluation_mode, inputs_of, output_tensor
 from leanbayes.deploy.layer_corrections import Progress, correct_layers
 from leanbayes.errors import LeanBayesError
 from leanbayes.likelihoods.accumulators import Running
@@ -38,6 +41,7 @@ Target = Literal["labels", "samples"]
 _LOGITS, _OUTCOMES = 1 << 13, 64  # most logits per batch to keep, but at least this number of outcomes
 _LEAST = 1e-30  # floor of a variance, whose root needs a gradient, and of a probability, which needs a logarithm
 _PRIOR_STD = 0.5  # of the logarithms of the factors, if these are fitted to labels
+LEAST_WRONG = 5  # wrong predictions from which labels may make predictions more certain, as for a normal approximation
 _NAN = "The outputs contain NaN: clean the inputs of calibrate()."
 _NO_LAYERS = "calibrate() found no layer to correct: pass some inputs, or use layers=False."
 _SAMPLES, _LAYER_SAMPLES = 30, 64
@@ -52,6 +56,7 @@ class _Outcomes(NamedTuple):
     probs: Tensor
 
 
+@checked()
 @torch.inference_mode(False)
 def calibrate(
     bnn: BayesianModel,
@@ -74,15 +79,16 @@ def calibrate(
     Args:
         bnn: The trained model. Only `bnn.moment_scale` and, with `layers=True`, `bnn.moment_layers` change, and a
             `bnn.policy`, which was fitted to other predictions, is removed.
-        batches: Held-out (input, label) pairs. Without labels, inputs do as well if `to="samples"`. Some hundred
+        batches: Held-out (input, label) pairs. Inputs alone are enough if `to="samples"`. Some hundred
             examples are enough.
         to: "labels" makes one pass agree with held-out labels, which corrects a posterior that is over- or
-            underconfident. "samples" makes it agree with Monte Carlo samples of the weights. By default labels if the
-            outputs are logits, and samples if they are not or with `layers=True`.
+            underconfident. If fewer than 5 predictions are wrong, they may only become less certain. "samples" makes it
+            agree with Monte Carlo samples of the weights. By default labels if the outputs are logits, and samples if
+            they are not or with `layers=True`.
         samples: The number of Monte Carlo samples per example. By default 30, and 64 with `layers=True`.
         generator: The source of their noise. By default the model's own stream.
-        layers: Whether to measure the corrections of layers. Else those that the model has stay, and the factors are
-            fitted with them.
+        layers: Whether to measure the corrections of layers. If False, those that the model has stay, and the
+            factors are fitted with them.
         layer_inputs: The number of inputs to measure the corrections of layers on, the first ones of the batches.
         factors: Whether to fit the two factors. If False, with `layers=True`, they become 1.
         progress: A function that gets the number of inputs that are done, and of all inputs, while layers are measured.
@@ -157,7 +163,7 @@ def _to_samples(
     sums = torch.zeros(4, dtype=torch.float64, device=bnn.device)
     kept: list[_Outcomes] = []
     for batch in batches:
-        x = batch[0] if isinstance(batch, (tuple, list)) else batch
+        x = inputs_of(batch)
         found, outcomes = _compare(bnn, x, samples, generator)
         sums += found
         kept += [] if outcomes is None else [outcomes]
@@ -200,7 +206,7 @@ def _to_labels(bnn: BayesianModel, batches: Iterable[Any]) -> tuple[float, float
     for batch in batches:
         if not isinstance(batch, (tuple, list)) or len(batch) < 2:
             raise LeanBayesError('calibrate() needs (input, label) pairs: pass them, or use to="samples".')
-        loc, variance = _one_pass(bnn, batch[0])
+        loc, variance = _one_pass(bnn, inputs_of(batch))
         rows, y = _rows(bnn, loc, variance), batch[1].to(loc.device)
         if rows is None:
             name = type(bnn.likelihood).__name__
@@ -212,7 +218,37 @@ def _to_labels(bnn: BayesianModel, batches: Iterable[Any]) -> tuple[float, float
         raise LeanBayesError(_NAN)
     if not any((outcomes.variance > 0).any() for outcomes in kept):
         raise LeanBayesError(_NOTHING)
-    return _nearest(kept, (1.0, 1.0), _PRIOR_STD**-2)
+    found = _nearest(kept, (1.0, 1.0), _PRIOR_STD**-2)
+    return found if _wrong(kept) >= LEAST_WRONG else _not_more_certain(kept, found)
+
+
+def _wrong(kept: Sequence[_Outcomes]) -> int:
+    """Return how many of the labels are not the most probable class."""
+    wrong = 0
+    for loc, variance, probs in kept:
+        ours, _ = softmax_means(loc, variance.clamp_min(_LEAST))
+        wrong += int(((ours.argmax(-1) != probs.argmax(-1)) & (probs.sum(-1) > 0)).sum())
+    return wrong
+
+
+def _not_more_certain(kept: Sequence[_Outcomes], found: tuple[float, float]) -> tuple[float, float]:
+    """Return the best factors with a ≤ 1 and b ≥ 1: those that were found, or the best ones on that border."""
+    if found[0] <= 1 <= found[1]:
+        return found
+    mean, _ = _nearest(kept, (1.0, 1.0), _PRIOR_STD**-2, (True, False))
+    _, std = _nearest(kept, (1.0, 1.0), _PRIOR_STD**-2, (False, True))
+    border = [(min(mean, 1.0), 1.0), (1.0, max(std, 1.0))]
+    return min(border, key=lambda factors: _cross_entropy(kept, factors))
+
+
+def _cross_entropy(kept: Sequence[_Outcomes], factors: tuple[float, float]) -> float:
+    """Return the cross-entropy with the prior of the factors, as `_nearest` minimizes it."""
+    mean, std = factors
+    total = 0.5 * _PRIOR_STD**-2 * (math.log(mean) ** 2 + math.log(std) ** 2)
+    for loc, variance, probs in kept:
+        ours, _ = softmax_means(mean * loc, std**2 * variance.clamp_min(_LEAST))
+        total -= float((probs * ours.clamp_min(_LEAST).log()).sum())
+    return total
 
 
 def _one_pass(bnn: BayesianModel, x: Any) -> tuple[Tensor, Tensor]:
@@ -234,11 +270,17 @@ def _some(logits: Tensor) -> Tensor:
     return logits if count <= most else logits[torch.arange(most, device=logits.device) * count // most]
 
 
-def _nearest(kept: Sequence[_Outcomes], start: tuple[float, float], precision: float = 0.0) -> tuple[float, float]:
+def _nearest(
+    kept: Sequence[_Outcomes],
+    start: tuple[float, float],
+    precision: float = 0.0,
+    free: tuple[bool, bool] = (True, True),
+) -> tuple[float, float]:
     """Minimize the cross-entropy over the logarithms of the factors by L-BFGS, from a start.
 
     Args:
         precision: The precision of the Gaussian prior around 0 of the logarithms; 0 for no prior.
+        free: Which of the two factors to fit. The other one keeps its start.
     """
     logs = torch.tensor([math.log(max(factor, _LEAST)) for factor in start], dtype=torch.float64, requires_grad=True)
     count = sum(len(outcomes.loc) for outcomes in kept)
@@ -255,6 +297,7 @@ def _nearest(kept: Sequence[_Outcomes], start: tuple[float, float], precision: f
             loss = -(probs * ours.clamp_min(_LEAST).log()).sum() / count
             loss.backward()
             total += loss.item()
+        logs.grad = logs.grad * torch.tensor(free) if logs.grad is not None else None
         return total
 
     with torch.enable_grad():

@@ -27,6 +27,7 @@ import torch
 from torch import Tensor
 
 from leanbayes.core import config
+from leanbayes.core.arguments import checked
 from leanbayes.core.files import written_whole
 from leanbayes.core.network import map_rows
 from leanbayes.core.version import __version__
@@ -64,6 +65,7 @@ class Exported:
     error: float | None
 
 
+@checked("bnn")
 def export_onnx(
     bnn: BayesianModel,
     path: str | os.PathLike[str],
@@ -124,6 +126,7 @@ def export_onnx(
     return Exported(Path(path), Path(path).stat().st_size, names, outputs, error)
 
 
+@checked("bnn")
 def export_program(bnn: BayesianModel, example: Any, *, rule: str | Rule = "moments") -> torch.export.ExportedProgram:
     """Return one pass by moments as a torch.export program.
 

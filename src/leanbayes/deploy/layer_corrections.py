@@ -26,7 +26,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
-from leanbayes.core.network import call_with, map_rows, tensors_of
+from leanbayes.core.network import call_with, inputs_of, map_rows, tensors_of
 from leanbayes.errors import LeanBayesError
 from leanbayes.likelihoods.accumulators import Running
 from leanbayes.model.bayesian import BayesianModel
@@ -49,15 +49,11 @@ def correct_layers(
     inputs: int,
     generator: torch.Generator | None,
     progress: Progress | None = None,
-    per_channel: bool = True,
 ) -> dict[str, Tensor]:
-    """Measure the correction of each layer on the first inputs, by the names of the weights; the model is unchanged.
-
-    Without `per_channel` a layer has one shift and one factor, which is less accurate (docs/one_pass.md).
-    """
+    """Measure the correction of each layer on the first inputs, by the names of the weights; the model is unchanged."""
     made = bnn.method.make_rule("moments")
     assert isinstance(made, MomentPropagation)
-    parts = list(_parts(list(batches), inputs))
+    parts = list(_parts(list(batches), inputs, bnn.batch_first))
     layers: dict[int, _Layer] = {}
     done, total = 0, sum(rows for _, rows in parts)
     for x, rows in parts:
@@ -69,17 +65,23 @@ def correct_layers(
         if progress is not None:
             progress(done, total)
     names = [slot.name for slot in bnn.layout]
-    found = {names[number]: layers[number].correction(per_channel).stacked().float() for number in sorted(layers)}
+    found = {names[number]: layers[number].correction().stacked().float() for number in sorted(layers)}
     if any(not correction.isfinite().all() for correction in found.values()):
         raise LeanBayesError("The outputs of a layer contain NaN or infinity: clean the inputs of calibrate().")
     return found
 
 
-def _parts(batches: Sequence[Any], inputs: int) -> Iterator[tuple[Any, int]]:
-    """Yield the first inputs of the batches in small parts, with the number of inputs in each."""
-    xs = [batch[0] if isinstance(batch, (tuple, list)) else batch for batch in batches]
+def _parts(batches: Sequence[Any], inputs: int, batch_first: bool) -> Iterator[tuple[Any, int]]:
+    """Yield the first inputs of the batches in small parts, with the number of inputs in each.
+
+    Batches whose first dimension may be time are not cut.
+    """
+    xs = [inputs_of(batch) for batch in batches]
     sizes = [_count(x) for x in xs]
     left = min(inputs, sum(sizes))
+    if not batch_first:
+        yield from zip(xs, sizes, strict=True)
+        return
     part = min(_LARGEST_PART, -(-left // _PARTS))
     for x, rows in zip(xs, sizes, strict=True):
         for start in range(0, min(rows, left), part):
@@ -211,27 +213,21 @@ class _Layer:
             running.update(value)
         return part.correction_of(*values)
 
-    def correction(self, per_channel: bool) -> Correction:
-        """Return the correction from all parts. Without `per_channel` all channels have their mean."""
+    def correction(self) -> Correction:
+        """Return the correction from all parts."""
         assert self._sums is not None
         found = self._sums.gain() - 1
         gain = 1 + found * _signal(found.square(), _noise(self._gains))
         shift, logs = self._sums.shift(gain), self._sums.log_factor()
-        return self._sums.correction_of(
-            gain, self._shrunk(shift, self._shifts, per_channel), self._shrunk(logs, self._logs, per_channel)
-        )
+        return self._sums.correction_of(gain, self._shrunk(shift, self._shifts), self._shrunk(logs, self._logs))
 
-    def _shrunk(self, values: Tensor, parts: Running, per_channel: bool) -> Tensor:
+    def _shrunk(self, values: Tensor, parts: Running) -> Tensor:
         """Move the values of the channels to their mean, by the share of their variance that is noise."""
         assert self._sums is not None
         random = self._sums.random
-        if not random.any():
+        if random.sum() <= 1:
             return values
         mean = values[random].mean()
-        if not per_channel:
-            return mean.expand_as(values)
-        if random.sum() == 1:
-            return values
         return mean + (values - mean) * _signal(values[random].var(), _noise(parts).expand_as(values)[random].mean())
 
 

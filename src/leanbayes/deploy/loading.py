@@ -2,11 +2,11 @@
 
 import os
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any, NamedTuple
 
 from torch import nn
 
+from leanbayes.core.arguments import checked
 from leanbayes.deploy.compact.compact_file import describe_compact, read_compact
 from leanbayes.deploy.compact.container import MAGIC
 from leanbayes.deploy.model_file import describe_model, read_model
@@ -22,6 +22,7 @@ _BY_MAGIC = {MAGIC: _Format(read_compact, describe_compact)}
 _SAFETENSORS = _Format(read_model, describe_model)  # starts with the length of its header, not with magic bytes
 
 
+@checked()
 def load(path: str | os.PathLike[str], model: nn.Module) -> BayesianModel:
     """Load a model that `lb.save` or `lb.compress` wrote.
 
@@ -50,7 +51,7 @@ def describe(path: str | os.PathLike[str]) -> dict[str, Any]:
 def _format_of(path: str | os.PathLike[str]) -> _Format:
     longest = max(map(len, _BY_MAGIC))
     start = b""
-    if Path(path).is_file():
+    if os.path.isfile(path):
         with open(path, "rb") as file:
             start = file.read(longest)
     return next((found for magic, found in _BY_MAGIC.items() if start.startswith(magic)), _SAFETENSORS)

@@ -17,6 +17,7 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from leanbayes.core import config
+from leanbayes.core.arguments import checked
 from leanbayes.core.files import written_whole
 from leanbayes.core.json_values import parse_untrusted
 from leanbayes.core.layout import Layout, Report
@@ -58,6 +59,7 @@ _MOST_START, _MOST_TENSORS = 1 << 24, 1 << 17  # bytes of the list of tensors, a
 _REMEDY = "save the model again"
 
 
+@checked()
 def save(bnn: BayesianModel, path: str | os.PathLike[str]) -> None:
     """Save a model to one safetensors file, which `lb.load` reads. Nothing in the file is ever executed.
 
@@ -327,7 +329,7 @@ def without_aliases(state: dict[str, Tensor]) -> tuple[dict[str, Tensor], dict[s
 @contextlib.contextmanager
 def _opened(path: str | os.PathLike[str]) -> Iterator[Any]:
     """Open a safetensors file, and convert its errors, also those inside the block."""
-    if not Path(path).is_file():
+    if not os.path.isfile(path):
         raise FileFormatError(f"There is no file {path}: check the path.")
     try:
         with open(path, "rb") as start:

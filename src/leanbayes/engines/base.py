@@ -71,5 +71,5 @@ def make_optimizers(bnn: BayesianModel, settings: OptimizerSettings) -> list[tor
 
 
 def likelihood_parameters(bnn: BayesianModel) -> list[nn.Parameter]:
-    """Return the trainable parameters of the likelihood, such as a noise of the data that is learned."""
+    """Return the trainable parameters of the likelihood, such as the noise in the data if it is learned."""
     return [p for p in bnn.likelihood.parameters() if p.requires_grad]

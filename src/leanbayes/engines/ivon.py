@@ -14,8 +14,10 @@ import torch
 from torch import Tensor, nn
 
 from leanbayes.core import gaussian
+from leanbayes.core.arguments import checked
 from leanbayes.engines.base import Engine, OptimizerSettings, likelihood_parameters, register_engine
 from leanbayes.errors import LeanBayesError, UnsupportedOperation
+from leanbayes.likelihoods import Gaussian
 from leanbayes.model.bayesian import BayesianModel
 from leanbayes.model.objective import unwrap
 from leanbayes.posteriors import Posterior
@@ -39,6 +41,10 @@ class IVON(torch.optim.Optimizer):
         v  ← β₁v + (1-β₁)·∂L/∂μ
         μ  ← μ - lr·(σ²/σ₀²)·(v/(1-β₁ᵗ) + (μ-m)/(λs²)),   σ₀² = 1/(λ·hess_init + 1/s²).
 
+    If the std s of the data's noise is learned (`lb.Gaussian(learned=True)`), lr is multiplied by min(1, s/s₀), with
+    the initial s₀. The gradient of a residual of size s is 1/s, so steps keep their length as s falls; with a constant
+    lr they would grow and diverge.
+
     Paper: Shen et al. (2024), "Variational Learning is Effective for Large Deep Networks". The weight decay δ of the
     paper is the prior's, δ = 1/(λs²): `lb.Normal("auto")` has δ = 0.001.
 
@@ -53,7 +59,7 @@ class IVON(torch.optim.Optimizer):
         hess_init: The curvature that σ starts from. None chooses 0.5, or more if σ₀ would be more than a fifth of the
             std of the network's weights.
         weight_decay: The weight decay of parameters without a prior: norms, biases and deterministic weights.
-        scale_lr: The learning rate of a noise of the data that is learned, by Adam's update.
+        scale_lr: The learning rate of the noise in the data if it is learned, by Adam's update.
         keep_std: Keep the stds that the model has, to continue a training, instead of starting from σ₀.
 
     Raises:
@@ -68,6 +74,7 @@ class IVON(torch.optim.Optimizer):
         ...     optimizer.zero_grad(); loss.backward(); optimizer.step()
     """
 
+    @checked(num_data="the number of training examples, such as len(train_set)")
     def __init__(
         self,
         model: nn.Module,
@@ -88,7 +95,7 @@ class IVON(torch.optim.Optimizer):
                 "engine='ivon', such as lb.MeanField(engine='ivon')."
             )
         _check_arguments(lr, num_data, temperature, betas, hess_init, weight_decay, scale_lr)
-        self._posterior = bnn.posterior
+        self._posterior, self._likelihood = bnn.posterior, bnn.likelihood
         weights = _diagonal(bnn.posterior)
         noise = likelihood_parameters(bnn)
         others = {id(p) for p in [*weights, *noise]}
@@ -112,8 +119,8 @@ class IVON(torch.optim.Optimizer):
         bnn.optimized_by = "ivon"
 
     def __getstate__(self) -> dict[str, Any]:
-        """Return the state to copy, with the posterior."""
-        return {**super().__getstate__(), "_posterior": self._posterior}
+        """Return the state to copy, with the posterior and the likelihood."""
+        return {**super().__getstate__(), "_posterior": self._posterior, "_likelihood": self._likelihood}
 
     @torch.no_grad()
     def _initialize_stds(self, group: dict[str, Any]) -> None:
@@ -142,6 +149,13 @@ class IVON(torch.optim.Optimizer):
             _UPDATES[group["kind"]](self, group)
         return loss
 
+    def _rate(self, group: dict[str, Any], like: Tensor) -> Tensor:
+        """Return the learning rate of weights, which falls with the noise of the data if that is learned."""
+        rate, likelihood = _scalar(group["lr"], like), self._likelihood
+        if not isinstance(likelihood, Gaussian) or likelihood.rho is None:
+            return rate
+        return rate * (likelihood.std.to(rate) / likelihood.settings["std"]).clamp(max=1.0)
+
     def _momentum(self, parameter: nn.Parameter) -> Tensor:
         state = self.state[parameter]
         if "momentum" not in state:
@@ -158,7 +172,7 @@ class IVON(torch.optim.Optimizer):
             return
         slope = torch.zeros_like(rho) if rho.grad is None else rho.grad
         steps: dict[str, Any] = {
-            "rate": _scalar(group["lr"], mean),
+            "rate": self._rate(group, mean),
             "count": group["count"],
             "beta": beta,
             "gap": 1 - second,
@@ -191,7 +205,7 @@ class IVON(torch.optim.Optimizer):
         torch._foreach_lerp_(momenta, [p.grad for p in moved], 1 - beta)
         directions = torch._foreach_div(momenta, 1 - beta ** group["count"])
         torch._foreach_add_(directions, moved, alpha=group["weight_decay"])
-        torch._foreach_mul_(directions, _scalar(group["lr"], moved[0]))
+        torch._foreach_mul_(directions, self._rate(group, moved[0]))
         torch._foreach_sub_(moved, directions)
 
     def _update_likelihood(self, group: dict[str, Any]) -> None:
@@ -257,6 +271,8 @@ def _check_arguments(
     weight_decay: float,
     scale_lr: float,
 ) -> None:
+    if isinstance(lr, Tensor) and lr.numel() != 1:
+        raise LeanBayesError(f"lr must be one number, not a tensor of shape {tuple(lr.shape)}.")
     numbers = {"num_data": num_data, "temperature": temperature, "hess_init": 1 if hess_init is None else hess_init}
     for name, value in {**numbers, "lr": float(lr), "scale_lr": scale_lr}.items():
         if not 0 < value < math.inf:

@@ -18,6 +18,7 @@ from typing import Any
 
 import torch
 
+from leanbayes.core.arguments import checked
 from leanbayes.core.counters import CostCounter, PeakMemory
 from leanbayes.core.flops import FlopCounter, Flops
 from leanbayes.core.network import call_with, evaluation_mode, output_tensor, tensors_of
@@ -79,6 +80,7 @@ class Comparison:
         return {name: _ratio(ours, plain[name]) for name, ours in asdict(self.ours).items()}
 
 
+@checked()
 def costs_of(
     bnn: BayesianModel, x: Any, *, samples: int | None = None, rule: str | None = None, repeats: int = 5
 ) -> Comparison:
@@ -198,7 +200,7 @@ def _counted(run: Callable[[], int]) -> _Counted:
 
 def _flops_of_pass(bnn: BayesianModel, x: Any, draw: Draw) -> Flops:
     with FlopCounter(bnn.parameters(), bnn.buffers()) as counter, bnn.drawn(draw) as call:
-        for value in bnn._values or ():
+        for value in bnn.values:
             # A random weight is an object that holds two tensors: a mean and a std.
             counter.add_weights(tensors_of(value if isinstance(value, torch.Tensor) else vars(value)))
         call_with(call, x)

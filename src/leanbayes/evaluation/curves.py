@@ -13,7 +13,6 @@ from leanbayes.evaluation.selective import risk_coverage
 
 _POINTS = 101  # of the risk-coverage curve
 _HISTOGRAM = 30  # bins of the entropy histograms
-_EXTREMES = 12  # examples of each kind
 
 
 def curves_of(scores: Scores) -> dict[str, Any]:
@@ -55,23 +54,16 @@ def histogram(values: Tensor, edges: Tensor) -> list[int]:
     return torch.bincount(places, minlength=len(edges) - 1).tolist()
 
 
-def extremes_of(found: ClassOutcome, labeled: Tensor) -> dict[str, list[dict[str, float]]]:
-    """Return the most confident mistakes and the most uncertain examples; labeled: which examples were scored."""
-    numbers = torch.nonzero(labeled)[:, 0]
+def mistakes_of(found: ClassOutcome, labeled: Tensor) -> dict[str, list[float]]:
+    """Return index, truth, answer and confidence of all mistakes, the most confident first.
+
+    labeled: which of the examples were scored, for indices that count all.
+    """
     wrong = torch.nonzero(~found.right)[:, 0]
-    mistakes = wrong[found.confidence[wrong].argsort(descending=True, stable=True)[:_EXTREMES]]
-    uncertain = found.entropy.argsort(descending=True, stable=True)[:_EXTREMES]
-    return {"mistakes": _described(found, mistakes, numbers), "unsure": _described(found, uncertain, numbers)}
-
-
-def _described(found: ClassOutcome, rows: Tensor, numbers: Tensor) -> list[dict[str, float]]:
-    return [
-        {
-            "index": int(numbers[row]),
-            "truth": int(found.labels[row]),
-            "answer": int(found.answer[row]),
-            "confidence": float(found.confidence[row]),
-            "entropy": float(found.entropy[row]),
-        }
-        for row in rows.tolist()
-    ]
+    wrong = wrong[found.confidence[wrong].argsort(descending=True, stable=True)]
+    return {
+        "index": torch.nonzero(labeled)[:, 0][wrong].tolist(),
+        "truth": found.labels[wrong].tolist(),
+        "answer": found.answer[wrong].tolist(),
+        "confidence": found.confidence[wrong].tolist(),
+    }

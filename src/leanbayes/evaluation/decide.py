@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from leanbayes.core.arguments import checked
 from leanbayes.errors import LeanBayesError
 from leanbayes.evaluation.active_learning import acquire
 from leanbayes.evaluation.outcomes import outcome_of
@@ -26,6 +27,7 @@ __all__ = ["Abstention", "ConformalIntervals", "ConformalSets", "Decision", "OOD
 _LEAST_INFORMATION = 1e-4  # nats of median mutual information below which samples do not disagree
 
 
+@checked()
 def fit(
     bnn: BayesianModel,
     batches: Iterable[Any],

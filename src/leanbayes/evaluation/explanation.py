@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from leanbayes.core.names import suggestion
-from leanbayes.core.network import evaluation_mode, output_tensor
+from leanbayes.core.network import evaluation_mode, inputs_of, output_tensor
 from leanbayes.errors import LeanBayesError, missing_package
 from leanbayes.likelihoods import BinaryPrediction, ClassPrediction, Prediction, RegressionPrediction
 from leanbayes.likelihoods.accumulators import MomentAccumulator
@@ -173,7 +173,7 @@ def explanation_scores(
     """
     rows: dict[str, list[Tensor]] = {"infidelity": [], "sensitivity_max": [], "saliency_std": []}
     for number, batch in enumerate(batches):
-        x = batch[0] if isinstance(batch, (tuple, list)) else batch
+        x = inputs_of(batch)
         common: dict[str, Any] = {"samples": samples, "kind": kind, "rule": rule, "seed": seed + (number << 20)}
         maps = saliency(bnn, x, target, **common)
         common["perturbations"] = perturbations

@@ -12,26 +12,35 @@ import torch
 from torch import Tensor
 from torch.utils.data import Dataset, Subset
 
+from leanbayes.core.arguments import checked
 from leanbayes.core.config import configurable
 from leanbayes.core.network import input_dtype, tensors_of
 from leanbayes.core.noise import mix
 from leanbayes.data import Batches, Data
 from leanbayes.data.base import check_map_style
 from leanbayes.errors import LeanBayesError
+from leanbayes.evaluation.asking import asking_of
 from leanbayes.evaluation.cost import costs_of, count_flops
-from leanbayes.evaluation.curves import curves_of, entropy_edges, extremes_of, histogram
+from leanbayes.evaluation.curves import curves_of, entropy_edges, histogram, mistakes_of
 from leanbayes.evaluation.detection import detection_scores
 from leanbayes.evaluation.explanation import explanation_scores
 from leanbayes.evaluation.levels import FAMILIES, Level, levels
-from leanbayes.evaluation.outcomes import ClassOutcome
+from leanbayes.evaluation.outcomes import ClassOutcome, joined, outcome_of
 from leanbayes.evaluation.pruning import CRITERIA, SHARES, prune
 from leanbayes.evaluation.scores import Scores, ignored, predictions
 from leanbayes.evaluation.shift import label_shift
+from leanbayes.evaluation.temperature import fit_temperature
+from leanbayes.methods.baselines.deterministic import Deterministic
 from leanbayes.model.bayesian import BayesianModel
 from leanbayes.rules import get_rule
 
 BATCH, PIXELS = 500, 500 * 64 * 64  # largest number of examples and of pixels per batch
 _CACHED_BYTES = 2**30  # examples that need more memory are read again for each level of a shift
+UNCERTAINTIES: dict[str, Callable[[ClassOutcome], Tensor]] = {  # by which OOD data are detected
+    "max_probability": lambda outcome: -outcome.confidence,
+    "entropy": lambda outcome: outcome.entropy,
+    "mutual_information": lambda outcome: outcome.mutual_information,
+}
 _CONCENTRATIONS = (10.0, 1.0, 0.1)  # of label shift, from mild to strong
 
 OnProgress = Callable[[str, int, int], None]  # gets the name of the next step, steps done, and steps in total
@@ -83,6 +92,7 @@ class EvaluationSettings:
             get_rule(self.rule)
 
 
+@checked()
 def evaluate_fully(
     bnn: BayesianModel,
     data: Data,
@@ -110,11 +120,15 @@ def evaluate_fully(
         - "settings": the settings.
         - "scores": all metrics on the test data, and the number of "examples".
         - "curves": reliability bins, risk over coverage, histograms of the entropy, IoU per class, interval coverage.
-        - "extremes": the most confident mistakes, and the most uncertain examples.
+        - "mistakes": index, truth, answer and confidence of all wrong answers, the most confident first.
+        - "asking": a threshold below which a person is asked, chosen on the held-out split, and its effect on the test
+          data.
         - "shifts": the scores at each level of each shift, on "shift_examples" examples.
         - "ood": detection metrics for each out-of-distribution data set, by three measures of uncertainty.
         - "pruning": the scores for each share of pruned weights, by criterion.
         - "explanation": metrics of saliency maps.
+        - "scaled": for a plain network, the same (without pruning, explanation and costs) with its confidence rescaled
+          by a "temperature" that the held-out split determines.
         - "costs": the costs of the model ("ours") and of the deterministic network ("plain"), and their "ratios".
 
     Raises:
@@ -158,6 +172,7 @@ class _FullEvaluation:
         self.criteria = [by for by in CRITERIA if settings.pruning and _can_be_pruned(bnn, by)]
         self.cached: list[Any] | None = self._read_once() if {*settings.shifts} - {"labels"} else []
         self.levels = levels(settings.shifts, self._to_shift())
+        self.views: list[Callable[[Any], Any]] = [lambda outcome: outcome]
         self._on_progress, self._done = on_progress, 0
 
     def _next(self, what: str) -> None:
@@ -166,27 +181,71 @@ class _FullEvaluation:
         self._done += 1
 
     def run(self) -> dict[str, Any]:
-        self._next("test data")
-        scores, labeled = self._scores(details=True), []
-        for prediction, y in self._predictions(self._batches(self.test)):
-            scores.update(prediction, y)
-            if y.dim() == 1:
-                labeled.append((y != ignored(self.bnn)).cpu())
-        found = scores.outcome()
+        held_out = self._held_out()
+        temperature = fit_temperature(held_out) if isinstance(self.bnn.method, Deterministic) else None
+        # The predictions as they are, and for a plain network also with temperature.
+        self.views = [lambda outcome: outcome, *([temperature] if temperature else [])]
+        views = self._evaluated_views(held_out)
         result = {
             "settings": asdict(self.settings),
-            "scores": {**scores.compute(), "examples": check_map_style(self.test)},
-            "curves": curves_of(scores),
-            "extremes": extremes_of(found, torch.cat(labeled)) if isinstance(found, ClassOutcome) else {},
+            **views[0],
+            "scaled": {"temperature": temperature.value, **views[1]} if temperature else {},
             "shift_examples": min(self.settings.shift_examples, check_map_style(self.test)),
-            "shifts": [*self._shifts(), *self._label_shifts(found)],
-            "ood": self._ood(found),
             "pruning": {by: self._pruned(by) for by in self.criteria},
             "explanation": self._explained() if self.settings.explained else {},
             "costs": self._costs(),
         }
         self._next("done")
         return result
+
+    def _held_out(self) -> Any:
+        """Return the outcome of the held-out split, which chooses thresholds and temperatures; None for none."""
+        if self.data.task == "segmentation" or not check_map_style(self.data.validation):
+            return None
+        return self._outcome(self._batches(self.data.validation), [])
+
+    def _evaluated_views(self, held_out: Any) -> list[dict[str, Any]]:
+        """Return the results of each view on the test data, under shift, and on OOD data."""
+        self._next("test data")
+        labeled: list[Tensor] = []
+        outcomes: list[Any]
+        if self.data.task == "segmentation":  # pixels are too many to be kept
+            scores, outcomes = self._scored(self._batches(self.test), details=True), [None]
+        else:
+            whole = self._outcome(self._batches(self.test), labeled)
+            outcomes, scores = [view(whole) for view in self.views], [self._scores(details=True) for _ in self.views]
+            for one, found in zip(scores, outcomes, strict=True):
+                one.take(found)
+        shifts, ood = self._shifts(), self._ood(outcomes)
+        return [
+            {
+                "scores": {**one.compute(), "examples": check_map_style(self.test)},
+                "curves": curves_of(one),
+                "mistakes": mistakes_of(found, torch.cat(labeled)) if isinstance(found, ClassOutcome) else {},
+                "asking": asking_of(None if held_out is None else view(held_out), found),
+                "shifts": [*shifted, *self._label_shifts(found)],
+                "ood": detected,
+            }
+            for view, one, found, shifted, detected in zip(self.views, scores, outcomes, shifts, ood, strict=True)
+        ]
+
+    def _outcome(self, batches: Iterable[Any], labeled: list[Tensor]) -> Any:
+        """Return one outcome of all examples, on the CPU; labeled gets which examples of each batch have a label."""
+        found = []
+        for prediction, y in self._predictions(batches):
+            found.append(outcome_of(prediction, y, ignored(self.bnn), self.data.target_std).to("cpu"))
+            if y.dim() == 1:
+                labeled.append((y != ignored(self.bnn)).cpu())
+        return joined(found)
+
+    def _scored(self, batches: Iterable[Any], details: bool = False) -> list[Scores]:
+        """Predict batches and score them in each view, without keeping the predictions."""
+        found = [self._scores(details) for _ in self.views]
+        for prediction, y in self._predictions(batches):
+            outcome = outcome_of(prediction, y, ignored(self.bnn), self.data.target_std)
+            for scores, view in zip(found, self.views, strict=True):
+                scores.take(view(outcome))
+        return found
 
     def _costs(self) -> dict[str, Any]:
         self._next("cost")
@@ -232,13 +291,15 @@ class _FullEvaluation:
             return self.cached
         return self._batches(self.test, self.settings.shift_examples, normalize=False)
 
-    def _shifts(self) -> Iterator[dict[str, Any]]:
+    def _shifts(self) -> list[list[dict[str, Any]]]:
+        """Return the scores at each level, for each view."""
+        found: list[list[dict[str, Any]]] = [[] for _ in self.views]
         for level in self.levels:
             self._next(f"{level.name.replace('_', ' ')} {level.level:g}")
-            scores = self._scores()
-            for prediction, y in self._predictions(self._shifted(level)):
-                scores.update(prediction, y)
-            yield {"family": level.family, "name": level.name, "level": level.level, "scores": scores.compute()}
+            about = {"family": level.family, "name": level.name, "level": level.level}
+            for own, scores in zip(found, self._scored(self._shifted(level)), strict=True):
+                own.append({**about, "scores": scores.compute()})
+        return found
 
     def _shifted(self, level: Level) -> Iterator[tuple[Tensor, Tensor]]:
         """Shift images before normalization, and other inputs as they are."""
@@ -283,20 +344,20 @@ class _FullEvaluation:
 
     # -- out-of-distribution data -------------------------------------------------------------------------------------
 
-    def _ood(self, inside: Any) -> dict[str, Any]:
-        if self.ood and not isinstance(inside, ClassOutcome):
+    def _ood(self, inside: Sequence[Any]) -> list[dict[str, Any]]:
+        """Return the detection of each OOD data set, for each view."""
+        if self.ood and not isinstance(inside[0], ClassOutcome):
             raise LeanBayesError("Only a model that predicts classes can detect OOD data: remove ood=.")
-        result = {}
+        result: list[dict[str, Any]] = [{} for _ in self.views]
         for name, dataset in self.ood.items():
             self._next(name)
-            batches = self._batches(dataset, self.settings.ood_examples)
-            known = _uncertainties([inside])
-            unknown = _uncertainties(prediction for prediction, _ in self._predictions(batches))
-            result[name] = {
-                "examples": len(unknown["entropy"]),
-                "by": {measure: detection_scores(known[measure], unknown[measure]) for measure in known},
-                "entropy": histogram(unknown["entropy"], entropy_edges(inside.probs.shape[-1])),
-            }
+            predicted = self._predictions(self._batches(dataset, self.settings.ood_examples))
+            outside = joined([_without_labels(prediction) for prediction, _ in predicted])
+            for own, view, known in zip(result, self.views, inside, strict=True):
+                unknown = view(outside)
+                scores = {measure: detection_scores(of(known), of(unknown)) for measure, of in UNCERTAINTIES.items()}
+                edges = entropy_edges(known.probs.shape[-1])
+                own[name] = {"examples": len(unknown), "by": scores, "entropy": histogram(unknown.entropy, edges)}
         return result
 
 
@@ -308,11 +369,11 @@ def _can_be_pruned(bnn: BayesianModel, by: str) -> bool:
     return True
 
 
-def _uncertainties(predicted: Iterable[Any]) -> dict[str, Tensor]:
-    """Return three measures of uncertainty, each for all examples."""
-    parts = [(-one.confidence, one.entropy, one.mutual_information) for one in predicted]
-    names = ("max_probability", "entropy", "mutual_information")
-    return {name: torch.cat(of).cpu() for name, of in zip(names, zip(*parts, strict=True), strict=True)}
+def _without_labels(prediction: Any) -> ClassOutcome:
+    """Return an outcome of which only the uncertainty has a meaning."""
+    nothing = torch.zeros(len(prediction.probs), dtype=torch.long)
+    found = ClassOutcome(prediction.probs, nothing, prediction.entropy, prediction.mutual_information)
+    return found.to("cpu")
 
 
 def some(dataset: Dataset[Any], limit: int | None, seed: int) -> Dataset[Any]:

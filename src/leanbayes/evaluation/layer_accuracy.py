@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from leanbayes.core.arguments import checked
 from leanbayes.core.network import call_with, evaluation_mode, is_tensor_like, map_rows, output_tensor, tensors_of
 from leanbayes.errors import LeanBayesError
 from leanbayes.likelihoods.accumulators import Running
@@ -49,6 +50,7 @@ class LayerAccuracy:
     mean_error: float
 
 
+@checked()
 def moment_accuracy(
     bnn: BayesianModel,
     x: Any,
@@ -82,7 +84,7 @@ def moment_accuracy(
         >>> print(accuracy_table(moment_accuracy(bnn, x)))
     """
     _check(bnn, samples)
-    chunks = _chunks(x)
+    chunks = _chunks(x, bnn.batch_first)
     layers: list[dict[str, _Layer]] = [{} for _ in chunks]
     kept = max(1, _ELEMENTS // len(chunks))
     with torch.no_grad(), evaluation_mode(bnn), _without_fused_layers():
@@ -171,12 +173,13 @@ def _check(bnn: BayesianModel, samples: int) -> None:
         raise LeanBayesError(f"samples={samples} must be at least 2, to estimate a variance.")
 
 
-def _chunks(x: Any) -> list[Any]:
+def _chunks(x: Any, batch_first: bool) -> list[Any]:
+    """Cut a batch into chunks of examples, unless its first dimension may be time."""
     tensors = list(tensors_of(x))
     rows = len(tensors[0]) if tensors and tensors[0].dim() else 0
     if not rows:
         raise LeanBayesError("moment_accuracy() got no examples: pass a batch with at least one.")
-    if rows <= _ROWS:
+    if rows <= _ROWS or not batch_first:
         return [x]
     return [map_rows(partial(_rows_from, start), x, rows) for start in range(0, rows, _ROWS)]
 

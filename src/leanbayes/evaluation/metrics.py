@@ -196,6 +196,7 @@ _CLASSES: tuple[Metric, ...] = (
     Whole("aurc", lambda o: selective.area_under_risk_coverage(-o.confidence, _wrong(o))),
     Whole("excess_aurc", lambda o: selective.excess_aurc(-o.confidence, _wrong(o))),
     Whole("coverage_at_1_percent", lambda o: selective.coverage_at_risk(-o.confidence, _wrong(o), 0.01)),
+    Whole("error_at_90", lambda o: selective.risk_at_coverage(-o.confidence, _wrong(o), 0.9)),
     mean("entropy", lambda o: o.entropy),
     mean("entropy_right", lambda o: o.entropy[o.right]),
     mean("entropy_wrong", lambda o: o.entropy[~o.right]),

@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from leanbayes.core.arguments import checked
 from leanbayes.data.base import as_pair
 from leanbayes.errors import LeanBayesError
 from leanbayes.evaluation.metrics import METRICS, Metric, Sum, Whole
@@ -158,6 +159,7 @@ def _joined_outcomes(states: Sequence[_State]) -> Any:
     return joined(outcomes) if outcomes else None
 
 
+@checked()
 def evaluate(
     bnn: BayesianModel,
     batches: Iterable[Any],

@@ -42,7 +42,7 @@ class Ranking:
 
     Attributes:
         best: The method with the best mean; None if no comparison is possible.
-        tied: Methods shown to be nearly as good: closer to the best one than any method that is significantly worse.
+        tied: Methods shown to be nearly as good: closer to the best one than to any that is significantly worse.
         worse: Methods that are significantly worse than the best one.
     """
 
@@ -81,12 +81,13 @@ def summarize(values: Sequence[float], level: float = LEVEL) -> Summary:
     return Summary(mean, mean - half, mean + half, std, count, values)
 
 
-def paired_test(a: Sequence[float], b: Sequence[float], level: float = LEVEL) -> PairedTest:
+def paired_test(a: Sequence[float], b: Sequence[float], level: float = LEVEL, *, counted: bool = False) -> PairedTest:
     """Test whether the mean of a - b over the same seeds differs from 0, by a two-sided t-test.
 
-    With one pair or a nan, all that is undefined is nan. Differences that are all 0 have p = 1. Two constants that
-    differ, such as file sizes, are compared exactly: p = 0. Other differences that are all equal occur by chance for
-    discrete scores, such as accuracy. They have no variance to test against, so p is that of the sign test, 2^(1 - n).
+    With one pair or a nan, all that is undefined is nan. Differences that are all 0 have p = 1. Other differences that
+    are all equal have no variance to test against, and occur by chance for discrete scores, such as accuracy, so p is
+    that of the sign test, 2^(1 - n), and the interval is unknown. Only constants that were counted, such as bytes, are
+    compared exactly: p = 0 if they differ.
     """
     _check_pairs(a, b)
     of = summarize([float(x) - float(y) for x, y in zip(a, b, strict=True)], level)
@@ -95,7 +96,9 @@ def paired_test(a: Sequence[float], b: Sequence[float], level: float = LEVEL) ->
     elif of.mean == of.std == 0:
         p = 1.0
     elif of.std == 0:
-        p = 0.0 if len({*a}) == len({*b}) == 1 else 2.0 ** (1 - of.count)
+        if counted and len({*a}) == len({*b}) == 1:
+            return PairedTest(of.mean, of.mean, of.mean, 0.0)
+        return PairedTest(of.mean, math.nan, math.nan, 2.0 ** (1 - of.count))
     else:
         t = of.mean * math.sqrt(of.count) / of.std
         p = 2 * float(_scipy_stats().t.sf(abs(t), of.count - 1))
@@ -132,19 +135,27 @@ def spearman(x: Sequence[float], y: Sequence[float]) -> Test:
     return Test(float(found.statistic), float(found.pvalue))
 
 
-def rank(values: Mapping[str, Sequence[float]], best: Literal["high", "low"]) -> Ranking:
+def rank(
+    values: Mapping[str, Sequence[float]],
+    best: Literal["high", "low"],
+    margin: float = math.inf,
+    *,
+    counted: bool = False,
+) -> Ranking:
     """Compare all methods with the one that has the best mean, by paired t-tests over seeds.
 
     A method is significantly worse if its test is significant at 95 %, with Holm's correction for the number of
     comparisons (Holm 1979). A method that is not is tied only if the test has enough power: the 95 % interval of its
-    distance from the best one must end below the distance of the nearest method that is significantly worse. Without
-    power, "not significantly worse" would only say that a method is noisy. Of equal means, the first is the best. The
-    selection of the best method by the same values is not corrected for.
+    distance from the best one must end below half the distance of the nearest method that is significantly worse, and
+    below the margin. Without power, "not significantly worse" would only say that a method is noisy. Of equal means,
+    the first is the best. The selection of the best method by the same values is not corrected for.
 
     Args:
         values: The values of each method, one per seed, in the same order of seeds. Methods with a nan or an infinity
             are left out.
         best: Whether "high" or "low" values are better.
+        margin: A distance from the best one at which a method is not nearly as good, whatever the others are.
+        counted: Whether the values are counts, whose constants are compared exactly.
 
     Raises:
         LeanBayesError: If best is invalid, or the methods have different numbers of values.
@@ -154,23 +165,25 @@ def rank(values: Mapping[str, Sequence[float]], best: Literal["high", "low"]) ->
         return Ranking()
     means = {name: summarize(of).mean for name, of in values.items()}
     first = max(means, key=lambda name: means[name])
-    tests = {name: paired_test(values[first], of) for name, of in values.items() if name != first}
+    tests = {name: paired_test(values[first], of, counted=counted) for name, of in values.items() if name != first}
     worse = _significant(tests)
     nearest = min((tests[name].difference for name in worse), default=-math.inf)
-    tied = tuple(name for name, test in tests.items() if name not in worse and test.high < nearest)
+    tied = tuple(name for name, test in tests.items() if name not in worse and test.high < min(nearest / 2, margin))
     return Ranking(first, tied, tuple(name for name in tests if name in worse))
 
 
-def winners(values: Mapping[str, Sequence[float]], best: Literal["high", "low"]) -> list[str]:
+def winners(values: Mapping[str, Sequence[float]], best: Literal["high", "low"], *, counted: bool = False) -> list[str]:
     """Return the best method and those tied with it by `rank`, in the given order.
 
     If no method is significantly worse than the best one, there is no winner.
     """
-    found = rank(values, best)
+    found = rank(values, best, counted=counted)
     return [name for name in values if found.worse and name in (found.best, *found.tied)]
 
 
-def better_than(reference: str, values: Mapping[str, Sequence[float]], best: Literal["high", "low"]) -> list[str]:
+def better_than(
+    reference: str, values: Mapping[str, Sequence[float]], best: Literal["high", "low"], *, counted: bool = False
+) -> list[str]:
     """Return the methods that are significantly better than a reference, in the given order.
 
     They are those whose paired t-test against the reference is significant at 95 %, with Holm's correction for the
@@ -179,7 +192,9 @@ def better_than(reference: str, values: Mapping[str, Sequence[float]], best: Lit
     values = _oriented(values, best)
     if reference not in values or len(values[reference]) == 1:
         return []
-    tests = {name: paired_test(of, values[reference]) for name, of in values.items() if name != reference}
+    tests = {
+        name: paired_test(of, values[reference], counted=counted) for name, of in values.items() if name != reference
+    }
     return [name for name in tests if name in _significant(tests) and tests[name].difference > 0]
 
 

@@ -3,6 +3,8 @@
 Examples of equal uncertainty are accepted or rejected together, so no result depends on their order.
 """
 
+import math
+
 import torch
 from torch import Tensor
 
@@ -42,6 +44,13 @@ def coverage_at_risk(uncertainty: Tensor, loss: Tensor, risk: float) -> float:
     coverage, risks = risk_coverage(uncertainty, loss)
     allowed = coverage[risks <= risk]
     return float(allowed[-1]) if len(allowed) else 0.0
+
+
+def risk_at_coverage(uncertainty: Tensor, loss: Tensor, coverage: float) -> float:
+    """Return the mean loss of the most certain ⌈coverage·n⌉ examples; of equal ones in expectation over their order."""
+    counts, losses = _blocks(uncertainty, loss)
+    expected = (losses / counts).repeat_interleave(counts)
+    return float(expected[: math.ceil(coverage * len(expected) - 1e-9)].mean())
 
 
 def _blocks(uncertainty: Tensor, loss: Tensor) -> tuple[Tensor, Tensor]:

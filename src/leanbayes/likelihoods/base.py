@@ -33,6 +33,7 @@ class Likelihood(nn.Module, Generic[P]):
 
     settings: dict[str, Any]
     has_logits: bool = False
+    described = "an instance such as lb.Categorical()"  # in messages about arguments
 
     def nll(self, output: Tensor | Moments, y: Tensor, key: Tensor | None = None) -> "NegativeLogLikelihood":
         """Return the negative log-likelihood of a batch, or its expectation if the outputs are `Moments`."""

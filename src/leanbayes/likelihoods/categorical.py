@@ -7,6 +7,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from leanbayes.core import noise
+from leanbayes.core.arguments import checked
 from leanbayes.core.config import configurable
 from leanbayes.errors import LeanBayesError
 from leanbayes.likelihoods.accumulators import Accumulator, ProbabilityAccumulator
@@ -40,6 +41,7 @@ class Categorical(Likelihood[ClassPrediction]):
 
     has_logits = True
 
+    @checked()
     def __init__(self, ignore_index: int = -100, class_dim: int = 1) -> None:
         super().__init__()
         self.settings = {"ignore_index": ignore_index, "class_dim": class_dim}

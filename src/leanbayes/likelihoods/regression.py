@@ -6,6 +6,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from leanbayes.core.arguments import checked
 from leanbayes.core.config import configurable
 from leanbayes.core.gaussian import inverse_softplus
 from leanbayes.errors import LeanBayesError
@@ -34,6 +35,7 @@ class Gaussian(Likelihood[RegressionPrediction]):
         >>> bnn.predict(x).std  # of the noise and of the model together
     """
 
+    @checked()
     def __init__(self, std: float = 1.0, learned: bool = False) -> None:
         super().__init__()
         if not (math.isfinite(std) and std > 0):
@@ -93,6 +95,7 @@ class HeteroscedasticGaussian(Likelihood[RegressionPrediction]):
         >>> bnn = lb.bayesianize(network, lb.MeanField(), likelihood=lb.HeteroscedasticGaussian())
     """
 
+    @checked()
     def __init__(self, min_variance: float = 1e-6) -> None:
         super().__init__()
         if not 0 < min_variance < math.inf:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
-from leanbayes.core.network import call_with, evaluation_mode
+from leanbayes.core.network import call_with, evaluation_mode, inputs_of
 from leanbayes.errors import LeanBayesError
 
 if TYPE_CHECKING:
@@ -32,7 +32,7 @@ def refresh_batchnorm(bnn: "BayesianModel", batches: Iterable[Any], generator: t
                 norm.momentum = None  # a plain average over all batches
                 norm.train()
             for batch in itertools.chain([first], iterator):
-                x = batch[0] if isinstance(batch, (tuple, list)) else batch
+                x = inputs_of(batch)
                 for number in range(bnn.members or 1):
                     call_with(bnn, x, _draw=bnn.next_draw(generator, number))
     finally:

@@ -12,12 +12,14 @@ from typing import Any, Generic
 import torch
 from torch import Tensor, nn
 
+from leanbayes.core.arguments import checked
 from leanbayes.core.layout import Layout, Report
 from leanbayes.core.network import in_first_order, places
 from leanbayes.likelihoods import Likelihood
 from leanbayes.likelihoods.base import P
 from leanbayes.likelihoods.decisions import Policy
 from leanbayes.model import batchnorm, prediction
+from leanbayes.model.compiled_passes import CompiledPasses
 from leanbayes.model.draw import StochasticNetwork
 from leanbayes.model.forward_pass import PosteriorNetwork
 from leanbayes.model.method import Method
@@ -48,6 +50,8 @@ class BayesianModel(PosteriorNetwork, Generic[P]):
         >>> prediction.label, prediction.mutual_information
     """
 
+    described = "a Bayesian model, which lb.bayesianize makes of a network"  # in messages about arguments
+
     def __init__(
         self,
         network: nn.Module,
@@ -63,7 +67,9 @@ class BayesianModel(PosteriorNetwork, Generic[P]):
         self.trained_rule: str | None = None
         self.optimized_by: str | None = None
         self.policy: Policy | None = None
+        self.compiled_passes = CompiledPasses()
         self.row_memory: dict[Any, int] = {}  # bytes that one example takes, as measured by `predict`
+        self.obstacles: dict[Any, str | None] = {}  # why `predict` cannot cut a batch of some kind
 
     def extra_repr(self) -> str:
         """Return the first line of `print(bnn)`."""
@@ -85,13 +91,14 @@ class BayesianModel(PosteriorNetwork, Generic[P]):
         scales = {id(p) for p in self.posterior.scale_parameters()}
         return [p for p in self.parameters() if p.requires_grad and id(p) not in scales]
 
+    @checked()
     def parameter_groups(self, scale_lr: float = 1e-2) -> list[dict[str, Any]]:
         """Return parameter groups for one optimizer: means, and stds with their own rate and without weight decay.
 
         Weight decay over `bnn.parameters()` would pull ρ to 0, which is a std of 0.69.
 
         Args:
-            scale_lr: The learning rate of the posterior's std, and of a noise in the data that is learned.
+            scale_lr: The learning rate of the posterior's std, and of the noise in the data if it is learned.
 
         Example:
             >>> optimizer = torch.optim.AdamW(bnn.parameter_groups(), lr=1e-3, weight_decay=1e-2)
@@ -110,11 +117,13 @@ class BayesianModel(PosteriorNetwork, Generic[P]):
         """How `kl` is computed: "exact" or "monte-carlo"."""
         return self.posterior.kl_kind
 
+    @checked()
     def kl(self, generator: torch.Generator | None = None) -> Tensor:
         """Return KL(q ‖ prior), summed over all weights. `kl_kind` says how it is computed."""
         exact = self.kl_kind == "exact"  # then no noise is spent on it
         return self.posterior.kl(self.noise.state if exact else self.next_draw(generator).key)
 
+    @checked(memory_budget="a number of bytes, such as 2**30")
     def predict(
         self,
         x: Any,
@@ -124,6 +133,7 @@ class BayesianModel(PosteriorNetwork, Generic[P]):
         generator: torch.Generator | None = None,
         memory_budget: int | None = None,
         keep_outputs: bool = False,
+        compile: bool | None = None,
     ) -> P:
         """Predict in evaluation mode, and split the uncertainty into an aleatoric and an epistemic part.
 
@@ -137,6 +147,9 @@ class BayesianModel(PosteriorNetwork, Generic[P]):
             generator: The source of the noise. By default the model's own stream.
             memory_budget: Bytes that the activations may take. Large batches are cut to fit.
             keep_outputs: Keep the raw output of every sample, (samples, batch, ...). Under "moments" it is the mean.
+            compile: Whether to compile the pass (torch.compile, on a GPU with CUDA graphs) and keep it for later calls
+                with inputs of the same shape. By default a pass is compiled on a GPU once passes of its shape have
+                taken some seconds. The results differ by rounding.
 
         Returns:
             The prediction that the likelihood makes, such as a `ClassPrediction`.
@@ -149,10 +162,11 @@ class BayesianModel(PosteriorNetwork, Generic[P]):
             >>> uncertain = prediction.mutual_information > 0.1
         """
         with self._alone():
-            return prediction.predict(self, x, samples, rule, generator, memory_budget, keep_outputs)
+            return prediction.predict(self, x, samples, rule, generator, memory_budget, keep_outputs, compile)
 
     # -- after training -----------------------------------------------------------------------------------------------
 
+    @checked()
     def refresh_batchnorm(self, batches: Iterable[Any], generator: torch.Generator | None = None) -> int:
         """Recompute the running statistics of all BatchNorm layers under the posterior, with one sample per batch.
 

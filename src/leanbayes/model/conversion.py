@@ -8,6 +8,7 @@ from typing import Any, overload
 import torch
 from torch import Tensor, nn
 
+from leanbayes.core.arguments import checked
 from leanbayes.core.layout import Layout, Report, Select, choose, report_deterministic
 from leanbayes.core.network import copy_without
 from leanbayes.errors import LeanBayesError
@@ -52,8 +53,9 @@ def bayesianize(
 ) -> BayesianModel[P]: ...
 
 
+@checked()
 def bayesianize(
-    model: Any,
+    model: nn.Module,
     method: Method,
     *,
     data: Iterable[Any] | None = None,
@@ -88,14 +90,7 @@ def bayesianize(
         >>> with bnn.using("mean"):
         ...     bnn(x)  # the output at the mean of the weights, without randomness
     """
-    if not isinstance(method, Method):
-        name = getattr(method, "__name__", repr(method))
-        raise LeanBayesError(f"method must be an instance such as lb.MeanField(), not {name}.")
-    if likelihood is not None and not isinstance(likelihood, Likelihood):
-        raise LeanBayesError("likelihood must be an instance such as lb.Categorical().")
     variances: dict[str, Tensor] = {}
-    if not isinstance(model, nn.Module):
-        raise LeanBayesError(f"model must be a torch.nn.Module, not {type(model).__name__}.")
     if isinstance(model, BayesianModel):
         variances = model.weight_variances()
         likelihood = likelihood or copy.deepcopy(model.likelihood)

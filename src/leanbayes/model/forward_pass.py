@@ -6,6 +6,7 @@ None again.
 
 import contextlib
 import inspect
+import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Self
 
@@ -13,6 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from leanbayes.core import checkpointing, noise
+from leanbayes.core.arguments import checked
 from leanbayes.core.layout import Layout
 from leanbayes.core.locks import ModelLock
 from leanbayes.core.network import places, quiet_recurrent_layers
@@ -176,14 +178,22 @@ class PosteriorNetwork(nn.Module):
         return draw if self.members is None else draw._replace(number=int(draw.key.sum()) % self.members)
 
     def next_draw(self, generator: torch.Generator | None = None, number: int = 0, with_kl: bool = False) -> Draw:
-        """Return the next draw. Its key is the frozen one, or comes from the generator or the model's own stream."""
-        if self._frozen_key is not None:
-            key = self._frozen_key.to(self.device)
-        elif generator is not None:
-            key = noise.key_from(generator, self.device)
-        else:
-            key = self.noise.next(number)
-        return Draw(key, number, with_kl)
+        """Return the next draw. Its key is the frozen one, or comes from the generator or the model's own stream.
+
+        Raises:
+            LeanBayesError: Activation checkpointing calls the model again, which needs the sample of the first call.
+        """
+        with self._alone():
+            if self._frozen_key is not None:
+                return Draw(self._frozen_key.to(self.device), number, with_kl)
+            if self._rule.name != "mean" and checkpointing.in_backward_pass():
+                raise LeanBayesError(
+                    "Activation checkpointing around the model would compute it again with another sample: checkpoint "
+                    "parts of bnn.network, or give the sample: checkpoint(bnn, x, _draw=bnn.next_draw(), "
+                    "use_reentrant=False)."
+                )
+            key = self.noise.next(number) if generator is None else noise.key_from(generator, self.device)
+            return Draw(key, number, with_kl)
 
     def _dtypes(self) -> list[torch.dtype]:
         """Return the dtype that the weights of each slot must have now."""
@@ -210,7 +220,7 @@ class PosteriorNetwork(nn.Module):
             for module, attribute in places_of_slot:
                 setattr(module, attribute, None if values is None else values[number])
 
-    def _call_network(self, draw: Draw, *args: Any, **kwargs: Any) -> Any:
+    def _call_network(self, draw: Draw | None, *args: Any, **kwargs: Any) -> Any:
         context = self.pass_context((args, kwargs))
         self._rule.begin(self._values or (), context)
         if isinstance(self.network, StochasticNetwork):
@@ -232,11 +242,11 @@ class PosteriorNetwork(nn.Module):
         rule = self._rule
         values = rule.copied(self._values or ())
         position = rule.position(values)
+        thread = threading.get_ident()
 
         @contextlib.contextmanager
         def restore() -> Iterator[None]:
-            # Without the lock, which another thread may hold around the backward pass.
-            with self._holding(rule.copied(values)):
+            with self._lock.for_thread(thread), self._holding(rule.copied(values)):
                 before = rule.position(values)
                 rule.move_to(values, position)
                 try:
@@ -289,6 +299,10 @@ class PosteriorNetwork(nn.Module):
                 self._block_draw = outer
                 self._put(before)
 
+    def call_with_values(self, *args: Any, **kwargs: Any) -> Any:
+        """Call a network whose weights are in place, as inside `drawn`, and whose only randomness they are."""
+        return self._call_network(None, *args, **kwargs)
+
     @contextlib.contextmanager
     def holding(self, weights: Tensor) -> Iterator[nn.Module]:
         """Keep the given weights, one flat vector, in the network for a block, and yield the network."""
@@ -310,6 +324,7 @@ class PosteriorNetwork(nn.Module):
         finally:
             self._put(before)
 
+    @checked()
     @contextlib.contextmanager
     def using(self, rule: str | Rule) -> Iterator[Self]:
         """Use another rule inside the block.
@@ -326,6 +341,7 @@ class PosteriorNetwork(nn.Module):
             finally:
                 self._rule = before
 
+    @checked()
     @contextlib.contextmanager
     def frozen(self, seed: int) -> Iterator[Self]:
         """Use the same noise, that of `seed`, in every pass inside the block.

@@ -1,5 +1,6 @@
 """Gradients of the loss with respect to a flat vector of weights, including those that a sparse posterior omits."""
 
+import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
@@ -76,16 +77,20 @@ def no_batches() -> LeanBayesError:
 
 def _squared_gradients(bnn: BayesianModel, weights: Tensor, x: Any, y: Tensor) -> Tensor:
     """Return the sum of (∂L/∂w)² over the examples of a batch, computed for a few examples at a time."""
+    if not bnn.batch_first:
+        raise LeanBayesError(
+            "The sensitivity of single examples needs networks with the batch first, and this one has layers with "
+            'batch_first=False: use batch_first=True, or another sensitivity such as "jacobian".'
+        )
     total, rows = torch.zeros_like(weights), len(y)
     step = max(1, min(rows, _MOST_NUMBERS // max(1, weights.numel())))
-    for start in range(0, rows, step):
-        part = map_rows(lambda tensor, start=start: tensor[start : start + step], x, rows)  # type: ignore[misc]
+    for part in torch.arange(rows, device=y.device).split(step):
         try:
-            total += _vectorized(bnn, weights, part, y[start : start + step])
+            total += _vectorized(bnn, weights, x, y, part)
         except RuntimeError:  # torch.vmap does not support an operation, such as a recurrent layer
-            for row in range(len(y[start : start + step])):
-                one = map_rows(lambda tensor, at=start + row: tensor[at : at + 1], x, rows)  # type: ignore[misc]
-                total += _example_gradient(bnn, weights, one, y[start + row : start + row + 1]).square()
+            for row in part.tolist():
+                one = map_rows(lambda tensor, row=row: tensor[row : row + 1], x, rows)  # type: ignore[misc]
+                total += _example_gradient(bnn, weights, one, y[row : row + 1]).square()
     return total
 
 
@@ -94,14 +99,16 @@ def _example_gradient(bnn: BayesianModel, weights: Tensor, x: Any, y: Tensor) ->
     return gradient
 
 
-def _vectorized(bnn: BayesianModel, weights: Tensor, x: Any, y: Tensor) -> Tensor:
-    """Return the sum of the squared gradients of a few examples, by torch.vmap."""
+def _vectorized(bnn: BayesianModel, weights: Tensor, x: Any, y: Tensor, rows: Tensor) -> Tensor:
+    """Return the sum of the squared gradients of a few examples of a batch, by torch.vmap."""
 
     def loss(flat: Tensor, row: Tensor) -> Tensor:
-        inputs = map_rows(lambda tensor: tensor[row][None], x, len(y))
+        one = row[None]  # torch.vmap does not support a single number as an index
+        inputs = map_rows(lambda tensor: tensor[one], x, len(y))
         with bnn.holding(flat) as network:
-            return bnn.likelihood.nll(output_tensor(call_with(network, inputs)), y[row][None]).total
+            return bnn.likelihood.nll(output_tensor(call_with(network, inputs)), y[one]).total
 
-    rows = torch.arange(len(y), device=y.device)
-    gradients: Any = torch.func.vmap(torch.func.grad(loss), in_dims=(None, 0))(weights, rows)
+    with warnings.catch_warnings():  # some operations, such as attention, run for one example after the other
+        warnings.filterwarnings("ignore", "There is a performance drop because")
+        gradients: Any = torch.func.vmap(torch.func.grad(loss), in_dims=(None, 0))(weights, rows)
     return gradients.detach().square().sum(0)

@@ -101,6 +101,7 @@ class Method:
         >>> bnn = lb.bayesianize(network, lb.MeanField(init_std=0.02))
     """
 
+    described = "an instance such as lb.MeanField()"  # in messages about arguments
     rule: str = "sample"
     samples: int = 30
     engine: str = "backprop"

@@ -5,18 +5,20 @@ import math
 from collections.abc import Callable
 from typing import Any, Literal
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
+from leanbayes.core.arguments import checked
 from leanbayes.core.network import call_with, map_rows, output_tensor, tensors_of
 from leanbayes.errors import LeanBayesError, NotFiniteError
 from leanbayes.likelihoods import Likelihood
 from leanbayes.model.bayesian import BayesianModel
+from leanbayes.model.prediction import MOST_SAMPLES
 from leanbayes.rules import Moments, moments_of
 
 
+@checked(num_data="the number of training examples, such as len(train_set)")
 def elbo_loss(
     model: nn.Module,
     x: Any,
@@ -41,8 +43,8 @@ def elbo_loss(
         model: A `BayesianModel`, or DistributedDataParallel or torch.compile around one.
         x: A batch of inputs: a tensor, or a tuple or dict of tensors.
         y: The labels.
-        num_data: The number of training examples, over which the one KL is shared. A KL that is a mean, as
-            `lb.PBN(kl="mean")` has it, is not shared: the temperature is then its weight beside the mean NLL.
+        num_data: The number of training examples, by which the KL is divided. A KL that is a mean, as
+            `lb.PBN(kl="mean")` has it, is not divided: the temperature is then its weight relative to the mean NLL.
         likelihood: Another likelihood for this loss than the model's own. It may not have parameters.
         temperature: The weight of the KL; 1 is the ELBO. A tensor may change without recompilation.
         samples: The number of Monte Carlo samples to average. Under the rule "moments", which has no noise in the
@@ -50,7 +52,7 @@ def elbo_loss(
         over: "accumulate" runs the samples one after the other and keeps the gradient of each instead of its graph, so
             memory does not grow. "fold" repeats the batch, for rules with noise per example.
         generator: The source of the noise. By default the model's own stream.
-        check: Check the labels, and that the loss is finite. By default only on the CPU, where it costs no waiting.
+        check: Check the labels, and that the loss is finite. By default only on the CPU, where nothing waits for it.
 
     Returns:
         A scalar tensor. Call `backward()` on it.
@@ -110,10 +112,8 @@ def elbo_loss(
     return loss
 
 
-def _checked_likelihood(bnn: BayesianModel, likelihood: Any) -> Likelihood[Any]:
+def _checked_likelihood(bnn: BayesianModel, likelihood: Likelihood[Any]) -> Likelihood[Any]:
     """Refuse a likelihood that could not be trained: the model's optimizer does not know its parameters."""
-    if not isinstance(likelihood, Likelihood):
-        raise LeanBayesError("likelihood must be an instance such as lb.Categorical().")
     if likelihood is not bnn.likelihood and any(p.requires_grad for p in likelihood.parameters()):
         raise LeanBayesError(
             f"This {type(likelihood).__name__} has parameters, which an optimizer of the model does not know: pass it "
@@ -139,12 +139,8 @@ def unwrap(model: nn.Module) -> BayesianModel:
 
 
 def _check_arguments(
-    bnn: BayesianModel, x: Any, y: Any, num_data: Any, temperature: float | Tensor, samples: int, over: str
+    bnn: BayesianModel, x: Any, y: Tensor, num_data: int, temperature: float | Tensor, samples: int, over: str
 ) -> None:
-    if isinstance(num_data, bool) or not isinstance(num_data, (int, np.integer)):
-        raise LeanBayesError(f"num_data={num_data!r} must be the number of training examples, such as len(train_set).")
-    if not isinstance(y, Tensor):
-        raise LeanBayesError(f"The labels must be a tensor, not {type(y).__name__}.")
     batch = len(y) if y.dim() else 0
     if batch == 0 or next(tensors_of(x), None) is None:
         raise LeanBayesError("elbo_loss() got no examples: pass a batch with at least one.")
@@ -152,10 +148,12 @@ def _check_arguments(
         raise LeanBayesError(
             f"num_data={num_data} is smaller than the batch of {batch}: pass the number of training examples."
         )
+    if isinstance(temperature, Tensor) and temperature.numel() != 1:
+        raise LeanBayesError(f"temperature must be one number, not a tensor of shape {tuple(temperature.shape)}.")
     if not isinstance(temperature, Tensor) and not 0 <= temperature < math.inf:
         raise LeanBayesError(f"temperature={temperature} must be a finite number and not negative.")
-    if not isinstance(samples, int) or samples < 1:
-        raise LeanBayesError(f"samples={samples} must be a whole number of at least 1.")
+    if not 1 <= samples <= MOST_SAMPLES:
+        raise LeanBayesError(f"samples={samples} must be at least 1 and at most {MOST_SAMPLES:,}.")
     if over not in ("accumulate", "fold"):
         raise LeanBayesError(f"over={over!r} is unknown: use 'accumulate' or 'fold'.")
     if over == "fold" and samples > 1 and not bnn.noise_per_example:

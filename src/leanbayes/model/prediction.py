@@ -2,18 +2,19 @@
 
 import contextlib
 import math
+import time
 import warnings
 from dataclasses import replace
-from operator import index
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from leanbayes.core import noise
 from leanbayes.core.counters import PeakMemory
 from leanbayes.core.network import call_with, evaluation_mode, map_rows, output_tensor, tensors_of
 from leanbayes.errors import LeanBayesError, RuleMismatchWarning
+from leanbayes.model.compiled_passes import is_compiled
 from leanbayes.rules import Moments, Rule, moments_of
 
 if TYPE_CHECKING:
@@ -33,30 +34,33 @@ def predict(
     generator: torch.Generator | None,
     memory_budget: int | None,
     keep_outputs: bool,
+    compile: bool | None,
 ) -> Any:
     """Run the samples one after the other, each over the whole batch in as few passes as the memory allows."""
     rows = _count_rows(x)
-    if generator is not None and not isinstance(generator, torch.Generator):
-        raise LeanBayesError(f"generator={generator!r} must be a torch.Generator: torch.Generator().manual_seed(0).")
-    outputs = []
+    outputs, start = [], time.perf_counter()
     with torch.no_grad(), bnn.using(rule or bnn.current_rule), evaluation_mode(bnn), _steady(bnn):
         draws = draws_of(bnn, samples, generator)
-        chunks = _Chunks(bnn, x, rows, draws[0], memory_budget)
-        accumulator = bnn.likelihood.accumulator()
+        chunks = _Chunks(bnn, x, rows, draws[0], memory_budget, compile)
+        accumulator, finite = bnn.likelihood.accumulator(), torch.ones((), dtype=torch.bool, device=bnn.device)
         for draw in draws:
             output = moments_of(chunks.run(draw))
             if isinstance(output, Moments) and bnn.current_rule.mean_rule is not None:
                 with bnn.using(bnn.current_rule.mean_rule):
                     output = Moments(moments_of(chunks.run(draw)).loc, output.variance)
             parts = (output.loc, output.variance) if isinstance(output, Moments) else (output,)
-            if not all(part.isfinite().all() for part in parts):
-                raise _not_finite(x)
+            for part in parts:
+                finite = finite & part.isfinite().all()
             if isinstance(output, Moments):  # more passes would give the same
+                _check_finite(finite, x)
+                bnn.compiled_passes.add_time(time.perf_counter() - start)
                 prediction = bnn.likelihood.predict_moments(output)
                 return replace(prediction, outputs=output.loc.unsqueeze(0)) if keep_outputs else prediction
             accumulator.update(output)
             if keep_outputs:
                 outputs.append(output)
+        _check_finite(finite, x)  # once, because it waits for the device
+        bnn.compiled_passes.add_time(time.perf_counter() - start)
         return accumulator.finish(len(draws), torch.stack(outputs) if keep_outputs else None)
 
 
@@ -75,10 +79,12 @@ def _count_rows(x: Any) -> int:
     return len(tensors[0])
 
 
-def _not_finite(x: Any) -> LeanBayesError:
+def _check_finite(finite: Tensor, x: Any) -> None:
+    if finite:
+        return
     if any(t.is_floating_point() and not t.isfinite().all() for t in tensors_of(x)):
-        return LeanBayesError("The outputs contain NaN or infinity, and so do the inputs: clean the inputs.")
-    return LeanBayesError("The outputs contain NaN or infinity: check the parameters for such values.")
+        raise LeanBayesError("The outputs contain NaN or infinity, and so do the inputs: clean the inputs.")
+    raise LeanBayesError("The outputs contain NaN or infinity: check the parameters for such values.")
 
 
 def draws_of(bnn: "BayesianModel", samples: int | None, generator: torch.Generator | None) -> "list[Draw]":
@@ -87,15 +93,11 @@ def draws_of(bnn: "BayesianModel", samples: int | None, generator: torch.Generat
     if samples is None:
         samples = (members or bnn.method.samples) if bnn.current_rule.random else 1
     most = MOST_SAMPLES if members is None else members
-    try:
-        count = 0 if isinstance(samples, bool) else index(samples)
-    except TypeError:
-        count = 0
-    if not 1 <= count <= most:
+    if not 1 <= samples <= most:
         limit = f"{most:,}" if members is None else f"{members}, the number of members"
-        raise LeanBayesError(f"samples={samples!r} must be a whole number from 1 to {limit}.")
+        raise LeanBayesError(f"samples={samples} must be a whole number from 1 to {limit}.")
     _warn_of_rule_mismatch(bnn)
-    return [bnn.next_draw(generator, number) for number in range(count)]
+    return [bnn.next_draw(generator, number) for number in range(samples)]
 
 
 def _steady(bnn: "BayesianModel") -> contextlib.AbstractContextManager[None]:
@@ -113,7 +115,7 @@ def _warn_of_rule_mismatch(bnn: "BayesianModel") -> None:
             f"This network was trained with the rule {trained.name!r} and predicts with {used.name!r}, whose noise in "
             "convolutions is different: expect worse accuracy, or train with the rule that you predict with.",
             RuleMismatchWarning,
-            stacklevel=5,
+            stacklevel=6,
         )
 
 
@@ -121,84 +123,138 @@ class _Chunks:
     """A batch, cut into chunks of examples if it would take too much memory.
 
     Without a memory budget it is cut only if it has to be: on a CPU if large inputs would take more than 1 GiB of
-    activations, on a GPU if memory runs out.
+    activations, on a GPU if memory runs out. It is not cut if the outputs would be different.
     """
 
-    def __init__(self, bnn: "BayesianModel", x: Any, rows: int, draw: "Draw", budget: int | None) -> None:
-        self._bnn, self._x, self._rows = bnn, x, rows
-        self._obstacle = _obstacle(bnn)
+    def __init__(
+        self, bnn: "BayesianModel", x: Any, rows: int, draw: "Draw", budget: int | None, compile: bool | None
+    ) -> None:
+        self._bnn, self._x, self._rows, self._draw, self._compile = bnn, x, rows, draw, compile
         self._step = rows
         if budget is not None:
-            if isinstance(budget, bool) or not isinstance(budget, int) or budget <= 0:
+            if budget <= 0:
                 raise LeanBayesError(f"memory_budget={budget!r} must be a positive number of bytes.")
-            if rows > 1 and self._obstacle:
-                raise LeanBayesError(f"memory_budget cannot be kept, because {self._obstacle}: pass smaller batches.")
-            self._step = self._within(budget, draw, 1)
-        elif bnn.device.type == "cpu" and not self._obstacle and not _is_compiled(bnn):
+            obstacle = self._cut_to(budget, 1)
+            if obstacle is not None:
+                raise LeanBayesError(f"memory_budget cannot be kept, because {obstacle}: pass smaller batches.")
+        elif bnn.device.type == "cpu" and not is_compiled(bnn):
             size = sum(tensor.nbytes for tensor in tensors_of(x))
             if size > _UNMEASURED:
-                self._step = self._within(_CPU_BUDGET, draw, max(1, rows * _UNMEASURED // size))
+                self._cut_to(_CPU_BUDGET, max(1, rows * _UNMEASURED // size))
 
     def run(self, draw: "Draw") -> Any:
         """Return the output of one sample for the whole batch."""
         while True:
             try:
                 return self._run(draw)
-            except torch.OutOfMemoryError:
-                if self._step == 1 or self._obstacle:
-                    raise
-                self._step = math.ceil(self._step / 2)
-                torch.cuda.empty_cache()
+            except torch.OutOfMemoryError as error:
+                full = error.with_traceback(None)  # which would keep the activations
+            torch.cuda.empty_cache()
+            if self._step == 1 or self._obstacle() is not None:
+                raise full
+            self._step = math.ceil(self._step / 2)
 
     def _run(self, draw: "Draw") -> Any:
         bnn, starts = self._bnn, range(0, self._rows, self._step)
-        chunks = (self._cut(start, start + self._step) for start in starts)
+        chunks = (self._cut(slice(start, start + self._step)) for start in starts)
         if bnn.noise_per_example:  # each chunk has its own noise
             keys = (noise.of_chunk(draw.key, number) for number in range(len(starts)))
             passes = zip(chunks, keys, strict=True)
-            outputs = [output_tensor(call_with(bnn, chunk, _draw=draw._replace(key=key))) for chunk, key in passes]
+            outputs = [self._pass(chunk, draw._replace(key=key)) for chunk, key in passes]
         else:  # one weight sample serves all chunks
-            with bnn.drawn(draw) as call:
-                outputs = [output_tensor(call_with(call, chunk)) for chunk in chunks]
+            with bnn.drawn(draw):
+                outputs = [self._pass(chunk, None) for chunk in chunks]
         return torch.cat(outputs) if len(outputs) > 1 else outputs[0]
 
-    def _cut(self, start: int, end: int) -> Any:
-        if end - start >= self._rows:
+    def _pass(self, chunk: Any, draw: "Draw | None") -> Any:
+        rows = len(next(tensors_of(chunk)))
+        return self._bnn.compiled_passes.run(self._bnn, draw, chunk, rows, self._compile)
+
+    def _cut(self, rows: slice) -> Any:
+        if len(range(*rows.indices(self._rows))) == self._rows:
             return self._x
-        return map_rows(lambda tensor: tensor[start:end], self._x, self._rows)
+        return map_rows(lambda tensor: tensor[rows], self._x, self._rows)
 
-    def _within(self, budget: int, draw: "Draw", rows: int) -> int:
-        """Return how many examples fit the budget, given the peak memory of a few."""
+    def _cut_to(self, budget: int, rows: int) -> str | None:
+        """Cut the batch to fit a budget, given the peak memory of a few rows. Return why it cannot be cut, or None."""
         if self._rows == 1:
-            return 1
-        return max(1, min(self._rows, rows * budget // max(self._measured(draw, rows), 1)))
+            return None
+        obstacle = _static_obstacle(self._bnn)
+        if obstacle is not None:
+            return obstacle
+        try:
+            measured = self._measured(rows)
+        except Exception as error:  # a network may accept batches of one size only
+            return _fails(error)
+        step = max(1, min(self._rows, rows * budget // max(measured, 1)))
+        obstacle = self._obstacle() if step < self._rows else None
+        self._step = step if obstacle is None else self._rows
+        return obstacle
 
-    def _measured(self, draw: "Draw", rows: int) -> int:
+    def _measured(self, rows: int) -> int:
         """Return the peak memory of a few examples. It is measured once per kind of input, because it costs a pass."""
-        bnn = self._bnn
-        inputs = tuple((tensor.dtype, tensor.shape[1:]) for tensor in tensors_of(self._x))
-        model = tuple({parameter.dtype: None for parameter in bnn.parameters()})
-        key = (rows, bnn.current_rule, bnn.device, torch.is_autocast_enabled(bnn.device.type), model, inputs)
+        bnn, key = self._bnn, (rows, self._bnn.current_rule, *self._kind())
         if key not in bnn.row_memory:
-            with bnn.drawn(draw) as call, PeakMemory() as memory:
-                call_with(call, self._cut(0, rows))
+            with _eager(bnn), bnn.drawn(self._draw) as call, PeakMemory() as memory:
+                call_with(call, self._cut(slice(rows)))
             bnn.row_memory[key] = memory.peak_bytes
         return bnn.row_memory[key]
 
+    def _obstacle(self) -> str | None:
+        """Return why the batch cannot be cut, or None. It is found once per kind of input."""
+        bnn, key = self._bnn, self._kind()
+        if key not in bnn.obstacles:
+            bnn.obstacles[key] = _static_obstacle(bnn) or self._difference()
+        return bnn.obstacles[key]
 
-def _obstacle(bnn: "BayesianModel") -> str | None:
-    """Return why a batch cannot be cut into chunks of examples, or None if it can."""
+    def _difference(self) -> str | None:
+        """Return whether the first and the last example have other outputs in one batch than each in its own."""
+        bnn, last = self._bnn, self._rows - 1
+        both, singles = slice(0, None, last), (slice(1), slice(last, None))
+        try:
+            with _eager(bnn), bnn.using("mean" if bnn.members is None else "sample"), bnn.drawn(self._draw) as call:
+                together, *apart = [output_tensor(call_with(call, self._cut(rows))) for rows in (both, *singles)]
+        except Exception as error:
+            return _fails(error)
+        found = torch.cat(apart)
+        if found.shape != together.shape or not (found - together).abs().max() <= _tolerance(bnn, together):
+            return "the outputs of an example depend on the other examples of its batch"
+        return None
+
+    def _kind(self) -> tuple[Any, ...]:
+        """Return what the memory of an example, and whether it can be computed alone, depends on."""
+        bnn = self._bnn
+        inputs = tuple(
+            (tensor.dtype, tensor.shape[1:], tensor.dim() and len(tensor) == self._rows)
+            for tensor in tensors_of(self._x)
+        )
+        model = tuple({parameter.dtype: None for parameter in bnn.parameters()})
+        return bnn.device, torch.is_autocast_enabled(bnn.device.type), model, inputs
+
+
+def _fails(error: Exception) -> str:
+    lines = str(error).splitlines() or [type(error).__name__]
+    return f"the network cannot compute a part of the batch ({lines[0]})"
+
+
+def _tolerance(bnn: "BayesianModel", output: torch.Tensor) -> torch.Tensor:
+    """Return how much outputs of different batch sizes may differ by rounding."""
+    kinds = {output.dtype, *(parameter.dtype for parameter in bnn.parameters())}
+    if torch.is_autocast_enabled(bnn.device.type):
+        kinds.add(torch.get_autocast_dtype(bnn.device.type))
+    return output.abs().max() * max(torch.finfo(kind).eps for kind in kinds if kind.is_floating_point) ** 0.5
+
+
+def _eager(bnn: "BayesianModel") -> contextlib.AbstractContextManager[Any]:
+    """Run compiled parts of a network eagerly in a block. What is traced inside of it would stay eager."""
+    return torch.compiler.set_stance("force_eager") if is_compiled(bnn) else contextlib.nullcontext()
+
+
+def _static_obstacle(bnn: "BayesianModel") -> str | None:
+    """Return which layer does not allow to cut a batch into chunks of examples, or None."""
     if not bnn.batch_first:
         return "the network has layers with batch_first=False"
     for module in bnn.network.modules():
         if isinstance(module, nn.modules.batchnorm._BatchNorm) and module.running_mean is None:
             return "the network has BatchNorm layers without running statistics"
     return None
-
-
-def _is_compiled(bnn: "BayesianModel") -> bool:
-    """Whether parts of the network are compiled: measuring them would run them eagerly from then on."""
-    return any(
-        hasattr(module, "_orig_mod") or getattr(module, "_compiled_call_impl", None) is not None
-        for module in bnn.modules()
-    )

@@ -2,10 +2,12 @@
 
 from torch import nn
 
+from leanbayes.core.arguments import checked
 from leanbayes.errors import LeanBayesError
 from leanbayes.networks.checks import check_counts, check_image
 
 
+@checked()
 def lenet5(num_classes: int = 10, input_shape: tuple[int, ...] = (1, 28, 28)) -> nn.Sequential:
     """Build LeNet-5 with the layer sizes of Caffe and ReLU activations.
 
@@ -46,6 +48,7 @@ def lenet5(num_classes: int = 10, input_shape: tuple[int, ...] = (1, 28, 28)) ->
     )
 
 
+@checked()
 def small_cnn(num_classes: int = 10, input_shape: tuple[int, ...] = (1, 8, 8)) -> nn.Sequential:
     """Build a network of three 3×3 convolutions with batch normalization, for images as small as 8×8 pixels.
 

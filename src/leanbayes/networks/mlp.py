@@ -5,10 +5,12 @@ from itertools import pairwise
 
 from torch import nn
 
+from leanbayes.core.arguments import checked
 from leanbayes.errors import LeanBayesError
 from leanbayes.networks.checks import check_counts
 
 
+@checked(hidden="a list of layer widths")
 def mlp(inputs: int, outputs: int, hidden: Sequence[int] = (100, 100)) -> nn.Sequential:
     """Build a multilayer perceptron: linear layers with ReLU between them.
 
@@ -39,6 +41,7 @@ def mlp(inputs: int, outputs: int, hidden: Sequence[int] = (100, 100)) -> nn.Seq
     return nn.Sequential(*layers, nn.Linear(sizes[-1], outputs))
 
 
+@checked()
 def lenet_300_100(inputs: int = 784, outputs: int = 10) -> nn.Sequential:
     """Build LeNet-300-100, a perceptron with hidden layers of 300 and 100 units.
 

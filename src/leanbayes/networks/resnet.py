@@ -6,6 +6,7 @@ from typing import ClassVar, Literal
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from leanbayes.core.arguments import checked
 from leanbayes.errors import LeanBayesError
 from leanbayes.networks.checks import check_counts
 from leanbayes.networks.docstrings import arguments_of
@@ -102,6 +103,7 @@ class ResNet(nn.Module):
         torch.Size([2, 5])
     """
 
+    @checked()
     def __init__(
         self,
         blocks: Sequence[int],

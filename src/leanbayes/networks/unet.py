@@ -6,6 +6,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from leanbayes.core.arguments import checked
 from leanbayes.networks.checks import check_counts
 from leanbayes.networks.layers import HeConv2d
 
@@ -44,6 +45,7 @@ class UNet(nn.Module):
         torch.Size([2, 4, 32, 48])
     """
 
+    @checked()
     def __init__(self, num_classes: int = 1, *, channels: int = 3, width: int = 64) -> None:
         super().__init__()
         check_counts(num_classes=num_classes, channels=channels, width=width)

@@ -4,6 +4,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from leanbayes.core.arguments import checked
 from leanbayes.errors import LeanBayesError
 from leanbayes.networks.checks import check_counts, check_image
 from leanbayes.networks.docstrings import arguments_of
@@ -66,6 +67,7 @@ class VisionTransformer(nn.Module):
         torch.Size([2, 10])
     """
 
+    @checked()
     def __init__(
         self,
         num_classes: int = 1000,

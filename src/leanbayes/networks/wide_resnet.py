@@ -3,6 +3,7 @@
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from leanbayes.core.arguments import checked
 from leanbayes.errors import LeanBayesError
 from leanbayes.networks.checks import check_counts
 from leanbayes.networks.docstrings import arguments_of
@@ -51,6 +52,7 @@ class WideResNet(nn.Module):
         torch.Size([2, 5])
     """
 
+    @checked()
     def __init__(
         self, depth: int, widen: int, num_classes: int = 10, *, channels: int = 3, dropout: float = 0.0
     ) -> None:

@@ -2,12 +2,13 @@
 
 import contextlib
 from collections.abc import Iterator, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Self
 
 import torch
 from torch import Tensor, nn
 
 from leanbayes.core import noise
+from leanbayes.core.cached import Cached
 from leanbayes.core.gaussian import NormalTerms
 from leanbayes.core.layout import Layout
 
@@ -43,6 +44,8 @@ class Posterior(nn.Module):
             read variances only refuse other posteriors.
         sizes_vary: Whether its tensors can have other lengths in a file than in a new posterior.
         kl_is_mean: Whether `kl` is already a mean over weights, which `lb.elbo_loss` does not divide by `num_data`.
+        caches_moments: Whether `mean` and `variance` depend on parameters and buffers only, so that passes without
+            gradients can share them until a parameter or buffer changes.
 
     Example:
         >>> class PointMass(lb.Posterior):
@@ -66,11 +69,13 @@ class Posterior(nn.Module):
     factorized: bool = True
     sizes_vary: bool = False
     kl_is_mean: bool = False
+    caches_moments: bool = False
     _steady_std: Tensor | None = None  # σ that samples share inside `steady`
 
     def __init__(self, layout: Layout) -> None:
         super().__init__()
         self.layout = layout
+        self._slot_moments: Cached[tuple[list[Tensor], list[Tensor]]] = Cached()
 
     def mean(self) -> Tensor:
         """Return E[w]."""
@@ -85,7 +90,7 @@ class Posterior(nn.Module):
         raise NotImplementedError  # abstract
 
     def draw(self, key: Tensor) -> Sequence[Any]:
-        """Return one sample as a value per slot: a tensor, or an object that layers multiply by faster."""
+        """Return one sample as a value per slot: a tensor, or an object with a faster product."""
         if self._steady_std is None:
             return self.layout.split(self.sample(key))
         mean = self.mean()
@@ -108,6 +113,25 @@ class Posterior(nn.Module):
     def center(self) -> Sequence[Any]:
         """Return the mean as a value per slot, of the same kinds as in `draw`."""
         return self.layout.split(self.mean())
+
+    def slot_moments(self) -> tuple[list[Tensor], list[Tensor]]:
+        """Return mean and variance as one tensor per slot each. Do not change them: they are cached.
+
+        With `caches_moments`, passes without gradients in evaluation mode share them until a parameter changes.
+        """
+
+        def compute() -> tuple[list[Tensor], list[Tensor]]:
+            return self.layout.split(self.mean()), self.layout.split(self.variance())
+
+        if self.training or not self.caches_moments:
+            return compute()
+        return self._slot_moments.get(torch.is_inference_mode_enabled(), (*self.parameters(), *self.buffers()), compute)
+
+    def train(self, mode: bool = True) -> Self:
+        """Set training or evaluation mode. In training mode nothing is cached."""
+        if mode:
+            self._slot_moments.clear()
+        return super().train(mode)
 
     def random_slots(self) -> Sequence[bool]:
         """Return for each slot whether it has any variance. Rules pass the other slots as plain tensors."""
@@ -148,7 +172,7 @@ class Posterior(nn.Module):
         return iter(())
 
     def diagonal_gaussian(self) -> DiagonalGaussian | None:
-        """Return the parameters of independent Gaussian weights with a Gaussian prior, or None if it has no such."""
+        """Return the parameters of independent Gaussian weights with a Gaussian prior, or None if there are none."""
         return None
 
     def to_file(self, tensors: dict[str, Tensor]) -> dict[str, Tensor]:

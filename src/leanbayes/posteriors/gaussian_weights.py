@@ -17,6 +17,7 @@ class GaussianWeights(Posterior):
     A subclass creates `mu`, `rho` and `prior`, and overrides `_positions` and `_place` if it stores some weights only.
     """
 
+    caches_moments = True
     mu: nn.Parameter
     rho: nn.Parameter
     prior: BoundPrior

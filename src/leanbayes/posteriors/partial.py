@@ -35,6 +35,7 @@ class PartialPosterior(Posterior):
 
     index: Tensor
     sizes_vary = True
+    caches_moments = True
 
     def __init__(
         self,

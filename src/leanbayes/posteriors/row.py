@@ -27,6 +27,8 @@ class RowPosterior(Posterior):
         prior: The prior of the weights.
     """
 
+    caches_moments = True
+
     def __init__(self, layout: Layout, mean: Tensor, std: Tensor, prior: BoundPrior) -> None:
         super().__init__(layout)
         self.prior = prior

@@ -5,17 +5,16 @@ from leanbayes.report.document import (
     Cell,
     Column,
     Document,
-    Gallery,
-    GalleryImage,
     MethodFigure,
-    Png,
     Row,
     Section,
     Table,
+    Verdict,
     merge,
 )
 from leanbayes.report.evaluated_run import EvaluatedRun
 from leanbayes.report.evaluating import evaluate_for_report, evaluated
+from leanbayes.report.gallery import Gallery, GalleryImage, Png
 from leanbayes.report.page import render, write
 
 __all__ = [
@@ -30,6 +29,7 @@ __all__ = [
     "Row",
     "Section",
     "Table",
+    "Verdict",
     "document_of",
     "evaluate_for_report",
     "evaluated",

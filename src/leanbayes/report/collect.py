@@ -1,32 +1,35 @@
 """The document of a report, from evaluated runs."""
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
 
+from leanbayes.core.arguments import checked
 from leanbayes.errors import LeanBayesError
 from leanbayes.evaluation.seeds import anova
 from leanbayes.report import figures
 from leanbayes.report.columns import table
-from leanbayes.report.document import Column, Document, Gallery, GalleryImage, Png, Section, Table, merge
-from leanbayes.report.evaluated_run import EvaluatedRun, by_method
+from leanbayes.report.document import Document, Section, Table, merge
+from leanbayes.report.evaluated_run import EvaluatedRun, by_method, with_temperature
+from leanbayes.report.examples import galleries
 from leanbayes.report.figure import Figure
 from leanbayes.report.glossary import GLOSSARY
+from leanbayes.report.summary import best_method, summary_sentences
+from leanbayes.report.verdicts import verdicts_on
 
 _SECTIONS: dict[str, tuple[str, str]] = {
-    "calibration": ("Calibration", "Is the model right as often as its confidence claims?"),
-    "selective": ("Selective prediction", "How much does the error fall if the model abstains when it is uncertain?"),
-    "shift": ("Distribution shift", "How does the model respond to changed inputs or class proportions?"),
-    "ood": ("Out-of-distribution data", "Is the model uncertain about data unlike its training data?"),
+    "confidence": ("Confidence", "Is it right as often as it claims, and does the error fall if it abstains?"),
+    "shift": ("Distribution shift", "How does it respond to changed inputs or class proportions?"),
+    "ood": ("Unknown inputs", "Is it uncertain about data unlike its training data?"),
     "segmentation": ("Classes", "How well is each class segmented?"),
-    "weights": ("Model", "Weights of each method, and size against NLL."),
-    "pruning": ("Pruning", "How many of its weights does the model need?"),
-    "training": ("Training", "NLL on the held-out part of the training data."),
+    "model": ("Model", "Size, weights and training of each method."),
 }
-# Metrics of the summary. They are few, because each is tested separately.
-_TESTED = ("accuracy", "miou", "rmse", "nll", "ece", "crps", "corruptions:accuracy", "corruptions:nll", "noise:nll")
+_FIRST = frozenset(  # figures that are shown at first; the others are shown on request
+    "reliability intervals risk-coverage corruptions-accuracy corruptions-miou noise-entropy noise-rmse noise-std "
+    "detection iou size-nll pruning".split()
+)
 
 
+@checked()
 def document_of(runs: Sequence[EvaluatedRun], title: str = "", command: str = "") -> Document:
     """Create a report from the runs of several methods and seeds on one data set.
 
@@ -47,19 +50,23 @@ def document_of(runs: Sequence[EvaluatedRun], title: str = "", command: str = ""
         >>> write(document_of(runs), "report.html")
     """
     check_same_task(runs)
-    groups = by_method(runs)
+    groups = by_method(with_temperature(runs))
     config, shown = runs[0].record["config"], table(runs)
+    best = best_method(shown)
     seeds = sorted({run.seed for run in runs})
     return Document(
         title=title or f"{config['data']}, {_in_all(runs, _network)}",
-        subtitle=f"{_count(len(groups), 'method')}, {_count(len(seeds), 'seed')}, "
+        subtitle=f"{_count(len(by_method(runs)), 'method')}, {_count(len(seeds), 'seed')}, "
         f"{_count(int(runs[0].scores['examples']), 'test example')}",
         summary=tuple(summary_sentences(shown)),
         table=shown,
         sections=tuple(_sections(groups, config.get("classes") or ())),
-        galleries=tuple(_galleries(groups)),
+        galleries=tuple(galleries(by_method(runs), shown.plain, best, config.get("classes") or ())),
         facts=_facts(runs, seeds, command, _variance_of_nll(shown)),
         glossary=GLOSSARY,
+        verdicts={method: verdicts_on(of) for method, of in groups.items()},
+        chosen=best,
+        shown=tuple(method for method in groups if method in (shown.plain, best)),
     )
 
 
@@ -81,76 +88,24 @@ def check_same_task(runs: Sequence[EvaluatedRun]) -> None:
 
 def _sections(groups: Mapping[str, Sequence[EvaluatedRun]], classes: Sequence[str]) -> list[Section]:
     drawn: dict[str, Callable[[Sequence[EvaluatedRun]], list[Figure]]] = {
-        "calibration": lambda runs: figures.calibration(runs, classes),
-        "selective": figures.selective,
+        "confidence": lambda runs: [*figures.calibration(runs, classes), *figures.selective(runs)],
         "shift": figures.shifts,
-        "ood": lambda runs: [*figures.entropies(runs), *figures.ood_detection(runs)],
+        "ood": lambda runs: [*figures.ood_detection(runs), *figures.entropies(runs)],
         "segmentation": lambda runs: figures.segmentation(runs, classes),
-        "weights": figures.of_method,
-        "pruning": figures.pruning,
-        "training": figures.training,
+        "model": lambda runs: [*_of_method(runs, len(groups) == 1), *figures.pruning(runs), *figures.training(runs)],
     }
     sections = []
     for name, (title, text) in _SECTIONS.items():
         merged = merge({method: drawn[name](runs) for method, runs in groups.items()})
+        first = tuple(one for one in merged if one.figure.key in _FIRST) or tuple(merged[:2])
         if merged:
-            sections.append(Section(name, title, text, tuple(merged)))
+            sections.append(Section(name, title, text, first, tuple(one for one in merged if one not in first)))
     return sections
 
 
-def _galleries(groups: Mapping[str, Sequence[EvaluatedRun]]) -> list[Gallery]:
-    """Return the galleries of the first seed of each method, grouped by title."""
-    found = [
-        Gallery(one["title"], one["caption"], method, tuple(_image(image) for image in one["pictures"]))
-        for method, runs in groups.items()
-        for one in runs[0].evaluation.get("galleries", ())
-    ]
-    titles = list(dict.fromkeys(gallery.title for gallery in found))
-    return sorted(found, key=lambda gallery: titles.index(gallery.title))
-
-
-def _image(values: Mapping[str, Any]) -> GalleryImage:
-    return GalleryImage(tuple(Png(**one) for one in values["pngs"]), values["caption"], values["alt"])
-
-
-def summary_sentences(shown: Table) -> list[str]:
-    """Say what is significantly better than the plain network, and then what is better than all other methods."""
-    tested = [column for column in shown.columns if column.key in _TESTED or column.key.startswith("ood:")]
-    sentences = []
-    if len(shown.rows) > 1 and shown.plain:
-        better = _titles(
-            (row.name, column)
-            for row in shown.rows
-            for column in tested
-            if row.name in shown.better_than_plain.get(column.key, ())
-        )
-        sentences += [
-            f"{method} is significantly better than the plain network in {_listed(titles)}."
-            for method, titles in sorted(better.items(), key=lambda item: -len(item[1]))
-        ]
-        sentences = sentences or ["No method is significantly better than the plain network in any quality metric."]
-    if len(shown.rows) > 1 + bool(shown.plain):
-        best = _titles(
-            (shown.better_than_all[column.key], column) for column in tested if column.key in shown.better_than_all
-        )
-        found = [
-            f"{method} is significantly better than all other methods in {_listed(titles)}."
-            for method, titles in best.items()
-        ]
-        sentences += found or ["No method is significantly better than all others in any quality metric."]
-    return sentences
-
-
-def _titles(found: Iterable[tuple[str, Column]]) -> dict[str, list[str]]:
-    """Group the titles of columns by method."""
-    titles: dict[str, list[str]] = {}
-    for method, column in found:
-        titles.setdefault(method, []).append(column.title)
-    return titles
-
-
-def _listed(titles: Sequence[str]) -> str:
-    return " and ".join(filter(None, (", ".join(titles[:-1]), titles[-1])))
+def _of_method(runs: Sequence[EvaluatedRun], alone: bool) -> list[Figure]:
+    """Return the method's own figures, of a single method without the point that has no other to compare with."""
+    return [figure for figure in figures.of_method(runs) if not (alone and figure.key == "size-nll")]
 
 
 def _variance_of_nll(shown: Table) -> str:

@@ -2,14 +2,23 @@
 
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Literal, NamedTuple
 
 from leanbayes.evaluation.seeds import Ranking, Summary, better_than, rank, summarize
 from leanbayes.report.document import Cell, Column, Form, Row, Table
-from leanbayes.report.evaluated_run import EvaluatedRun, by_method, plain_method
+from leanbayes.report.evaluated_run import (
+    OOD_SCORES,
+    EvaluatedRun,
+    best_ood_score,
+    by_method,
+    plain_method,
+    with_temperature,
+)
 
 Best = Literal["high", "low"]
-_PLAIN, _COSTS = "relative to the deterministic network", "cost"
+_PLAIN, _COSTS = "relative to plain", "cost"
+_CLOSE = math.log(1.25)  # costs that differ by more are not tied
 
 _QUALITY = (
     Column("accuracy", "accuracy", "quality", "high", "percent", "Share of correct predictions on the test data."),
@@ -37,6 +46,14 @@ _QUALITY = (
         "high",
         "percent",
         "Largest share of the examples, the most certain first, with at most 1 % errors.",
+    ),
+    Column(
+        "error_at_90",
+        "error at 90 %",
+        "quality",
+        "low",
+        "percent",
+        "Share of wrong answers among the 90 % of the examples that the model is most certain of.",
     ),
     Column(
         "interval_error",
@@ -135,31 +152,55 @@ _COUNTED = frozenset(
     "predict_moved_mb predict_moved_ratio predict_peak_mb predict_peak_ratio".split()
 )
 _OOD = "ood:"
+_ALL_OOD = Column(
+    "ood",
+    "AUROC unknown",
+    "out of distribution",
+    "high",
+    "percent",
+    "Probability that an unknown input is more uncertain than a test example, averaged over all OOD data.",
+)
+# The columns that the page shows at first: the first of each line that has values.
+_MAIN = (
+    ("accuracy", "rmse"),
+    ("nll",),
+    ("ece", "interval_error"),
+    ("error_at_90", "miou", "crps"),
+    ("ood", "coverage_95", "corruptions:nll", "noise:nll"),
+    ("predict_time_ratio", "predict_ms_per_1000"),
+)
 
 
 def columns(rows: Sequence[Mapping[str, float]]) -> list[Column]:
     """Return the columns for which some row has a value."""
     present = dict.fromkeys(key for row in rows for key, value in row.items() if not math.isnan(value))
     ood = (_auroc(key) for key in present if key.startswith(_OOD))
-    every = (*_QUALITY, *_RATIOS, *_SHIFT, *ood, *_UNCERTAINTY, *_EXPLANATION, *_COST)
-    return [column for column in every if column.key in present]
+    every = (*_QUALITY, _ALL_OOD, *ood, *_RATIOS, *_SHIFT, *_UNCERTAINTY, *_EXPLANATION, *_COST)
+    main = {next((key for key in keys if key in present), "") for keys in _MAIN}
+    return [replace(column, main=column.key in main) for column in every if column.key in present]
 
 
 def known_keys() -> list[str]:
     """Return the keys of all possible columns, except those of OOD data sets, which start with `ood:`."""
-    return [column.key for column in (*_QUALITY, *_RATIOS, *_SHIFT, *_UNCERTAINTY, *_EXPLANATION, *_COST)]
+    return [column.key for column in (*_QUALITY, _ALL_OOD, *_RATIOS, *_SHIFT, *_UNCERTAINTY, *_EXPLANATION, *_COST)]
 
 
 def _auroc(key: str) -> Column:
     name = key.removeprefix(_OOD)
-    text = f"Probability that an example of {name} has a higher entropy than a test example."
+    text = f"Probability that an example of {name} is more uncertain than a test example."
     return Column(key, f"AUROC {name}", "out of distribution", "high", "percent", text)
 
 
 def table(runs: Sequence[EvaluatedRun]) -> Table:
-    """Return the table of all methods, with means and intervals over seeds, and the winners of each column."""
-    groups = by_method(runs)
-    metrics = {method: [run.metrics() for run in group] for method, group in groups.items()}
+    """Return the table of all methods, with means and intervals over seeds, and the winners of each column.
+
+    The plain network with temperature is a method of its own, if it was evaluated.
+    """
+    plain = plain_method(by_method(runs))
+    groups = by_method(with_temperature(runs))
+    scaled = next((method for method in groups if method not in {run.method for run in runs}), "")
+    scores = {method: best_ood_score(group) for method, group in groups.items()}
+    metrics = {method: [run.metrics(scores[method]) for run in group] for method, group in groups.items()}
     shown = columns([row for rows in metrics.values() for row in rows])
     values = {
         column.key: {method: [row.get(column.key, math.nan) for row in rows] for method, rows in metrics.items()}
@@ -169,16 +210,19 @@ def table(runs: Sequence[EvaluatedRun]) -> Table:
         Row(method, {key: _cell(summarize(of[method])) for key, of in values.items()}, len(group))
         for method, group in groups.items()
     )
-    paired, plain = _are_paired(groups), plain_method(groups)
-    found = {column.key: _compared(column, values[column.key], plain, paired) for column in shown}
+    paired = _are_paired(groups)
+    found = {column.key: _compared(column, values[column.key], plain, scaled, paired) for column in shown}
+    notes = (_note(groups, plain, paired), _note_on_ood(groups, scores))
     return Table(
         tuple(shown),
         rows,
         {key: of.stars for key, of in found.items() if of.stars},
         interval="95 % interval of the mean over seeds",
-        note=_note(groups, plain, paired),
+        note=" ".join(filter(None, notes)),
         plain=plain,
+        scaled=scaled,
         better_than_plain={key: of.better_than_plain for key, of in found.items() if of.better_than_plain},
+        better_than_scaled={key: of.better_than_scaled for key, of in found.items() if of.better_than_scaled},
         better_than_all={key: of.better_than_all for key, of in found.items() if of.better_than_all},
     )
 
@@ -188,6 +232,7 @@ class _Compared(NamedTuple):
 
     stars: tuple[str, ...] = ()
     better_than_plain: tuple[str, ...] = ()
+    better_than_scaled: tuple[str, ...] = ()
     better_than_all: str = ""
 
 
@@ -197,7 +242,9 @@ def _are_paired(groups: Mapping[str, Sequence[EvaluatedRun]]) -> bool:
     return len(seeds) == 1 and len(seeds.pop()) > 1
 
 
-def _compared(column: Column, values: Mapping[str, Sequence[float]], plain: str, paired: bool) -> _Compared:
+def _compared(
+    column: Column, values: Mapping[str, Sequence[float]], plain: str, scaled: str, paired: bool
+) -> _Compared:
     """Compare the methods in one column: counts exactly, other metrics by tests over seeds.
 
     Costs are compared by their ratios, so by logarithms: 641 ms is not close to 16 ms because another method needs an
@@ -207,26 +254,40 @@ def _compared(column: Column, values: Mapping[str, Sequence[float]], plain: str,
     if column.best is None or len(known) < 2:
         return _Compared()
     if column.key in _COUNTED and all(len(set(of)) == 1 for of in known.values()):
-        ranking, better = _by_counts({method: of[0] for method, of in known.items()}, plain, column.best)
+        counts = {method: of[0] for method, of in known.items()}
+        ranking = _ranked(counts, column.best)
+        better, better_than_scaled = (_beat(counts, reference, column.best) for reference in (plain, scaled))
     elif paired:
+        margin = math.inf
         if column.group in (_COSTS, _PLAIN) and all(min(of) > 0 for of in known.values()):
             known = {method: [math.log(value) for value in of] for method, of in known.items()}
-        ranking, better = rank(known, column.best), better_than(plain, known, column.best)
+            margin = _CLOSE
+        counted = column.key in _COUNTED
+        ranking = rank(known, column.best, margin, counted=counted)
+        better, better_than_scaled = (
+            better_than(reference, known, column.best, counted=counted) for reference in (plain, scaled)
+        )
     else:
         return _Compared()
     leading = {ranking.best, *ranking.tied} if ranking.worse else set()
     alone = ranking.best if len(ranking.worse) == len(values) - 1 else None
-    return _Compared(tuple(method for method in known if method in leading.union(better)), tuple(better), alone or "")
+    stars = tuple(method for method in known if method in leading.union(better))
+    return _Compared(stars, tuple(better), tuple(better_than_scaled), alone or "")
 
 
-def _by_counts(values: Mapping[str, float], plain: str, best: Best) -> tuple[Ranking, list[str]]:
-    """Return the ranking, and the methods that are better than the plain network, by exact values."""
+def _ranked(values: Mapping[str, float], best: Best) -> Ranking:
+    """Return the ranking by exact values."""
+    most = (max if best == "high" else min)(values.values())
+    leading = [method for method, value in values.items() if value == most]
+    return Ranking(leading[0], tuple(leading[1:]), tuple(method for method in values if method not in leading))
+
+
+def _beat(values: Mapping[str, float], reference: str, best: Best) -> list[str]:
+    """Return the methods with a better exact value than a reference, if there is one."""
+    if reference not in values:
+        return []
     sign = 1 if best == "high" else -1
-    most = max(sign * value for value in values.values())
-    leading = [method for method, value in values.items() if sign * value == most]
-    worse = tuple(method for method in values if method not in leading)
-    better = [method for method in values if sign * values[method] > sign * values.get(plain, math.inf * sign)]
-    return Ranking(leading[0], tuple(leading[1:]), worse), better
+    return [method for method, value in values.items() if sign * value > sign * values[reference]]
 
 
 def _cell(summary: Summary) -> Cell:
@@ -246,3 +307,17 @@ def _note(groups: Mapping[str, Sequence[EvaluatedRun]], plain: str, paired: bool
     if all(len(group) == 1 for group in groups.values()):
         return "With one seed there are no intervals, so only counts have winners: train more seeds."
     return "The methods have different seeds, so only counts have winners."
+
+
+def _note_on_ood(groups: Mapping[str, Sequence[EvaluatedRun]], scores: Mapping[str, str]) -> str:
+    """Say by which uncertainty each method detects OOD data."""
+    by_score: dict[str, list[str]] = {}
+    for method, group in groups.items():
+        if any(run.evaluation["ood"] for run in group):
+            by_score.setdefault(OOD_SCORES[scores[method]], []).append(method)
+    if not by_score:
+        return ""
+    if len(by_score) == 1:
+        return f"Unknown inputs are detected by {next(iter(by_score))}, the best score of each method."
+    parts = "; ".join(f"{score} for {', '.join(methods)}" for score, methods in by_score.items())
+    return f"Unknown inputs are detected by the best score of each method: {parts}."

@@ -1,7 +1,5 @@
 """A report as plain data, independent of its layout. All of it can be written as JSON."""
 
-import base64
-import binascii
 import dataclasses
 import math
 import re
@@ -10,9 +8,10 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from leanbayes.report.figure import Figure, Series
+from leanbayes.report.gallery import Gallery
 
+Status = Literal["pass", "warn", "fail"]
 Form = Literal["percent", "decimal", "number", "count", "times"]
-_PNG_START = b"\x89PNG\r\n\x1a\n"
 
 
 @dataclass(frozen=True)
@@ -26,6 +25,7 @@ class Column:
         best: Whether "high" or "low" values are better, or None if neither is.
         form: Number format: "percent" 93.12 %, "decimal" 0.1234, "number" 12.34, "count" 12,345, "times" 1.25×.
         help: Explanation in one sentence.
+        main: Whether the page shows the column at first. If no column is marked, it shows all.
 
     Example:
         >>> Column("nll", "NLL", "quality", "low", "decimal", "Negative log-likelihood, in nats.")
@@ -37,6 +37,7 @@ class Column:
     best: Literal["high", "low"] | None = None
     form: Form = "number"
     help: str = ""
+    main: bool = False
 
 
 @dataclass(frozen=True)
@@ -88,7 +89,9 @@ class Table:
         interval: Name of the interval from low to high of the cells.
         note: How the winners were determined.
         plain: Name of the plain network among the methods, or "".
+        scaled: Name of the plain network with temperature among the methods, or "".
         better_than_plain: The methods that are significantly better than the plain network, by the key of a column.
+        better_than_scaled: The methods that are significantly better than the plain network with temperature.
         better_than_all: The method that is significantly better than every other, by the key of a column.
 
     Raises:
@@ -106,7 +109,9 @@ class Table:
     interval: str = "interval"
     note: str = ""
     plain: str = ""
+    scaled: str = ""
     better_than_plain: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    better_than_scaled: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     better_than_all: Mapping[str, str] = field(default_factory=dict)
 
     def __repr__(self) -> str:
@@ -118,8 +123,8 @@ class Table:
         for key, names in self.winners.items():
             if isinstance(names, str):
                 raise ValueError(f"The winners of {key} must be a tuple of names, not one string.")
-            _known("column", [key], {column.key for column in self.columns})
-            _known("method", names, {row.name for row in self.rows})
+            _known("The winners name", "column", [key], {column.key for column in self.columns})
+            _known("The winners name", "method", names, {row.name for row in self.rows})
 
 
 @dataclass(frozen=True)
@@ -129,6 +134,7 @@ class MethodFigure:
     Attributes:
         figure: What the methods share; it has no series.
         by_method: The series of each method.
+        warnings: What each method fails at in this figure, in one sentence each.
 
     Example:
         >>> merge({"a": figures_of_a, "b": figures_of_b})[0]
@@ -137,6 +143,7 @@ class MethodFigure:
 
     figure: Figure
     by_method: Mapping[str, tuple[Series, ...]]
+    warnings: Mapping[str, str] = field(default_factory=dict)
 
     def __repr__(self) -> str:
         shared = self.figure
@@ -152,6 +159,7 @@ class Section:
         title: Heading.
         text: Paragraphs, separated by empty lines.
         figures: The figures.
+        more: Figures that the page shows on request.
 
     Raises:
         ValueError: If the id has other characters.
@@ -164,93 +172,32 @@ class Section:
     title: str
     text: str = ""
     figures: tuple[MethodFigure, ...] = ()
+    more: tuple[MethodFigure, ...] = ()
 
     def __post_init__(self) -> None:
         if not re.fullmatch(r"[a-z][a-z0-9-]*", self.id):
             raise ValueError(f"The id of a section must be lower-case letters, digits and hyphens, not {self.id!r}.")
 
     def __repr__(self) -> str:
-        return f"Section({self.id!r}, {self.title!r}, {_count(self.figures, 'figure')})"
+        return f"Section({self.id!r}, {self.title!r}, {_count([*self.figures, *self.more], 'figure')})"
 
 
 @dataclass(frozen=True)
-class Png:
-    """A PNG file.
+class Verdict:
+    """An answer to one question about a method.
 
     Attributes:
-        data: The file in base64.
-        label: What it shows, such as "truth", if several files stand side by side.
-
-    Raises:
-        ValueError: If data is not a PNG file in base64.
+        question: The question.
+        answer: The answer, in one sentence with numbers.
+        status: "pass", "warn" or "fail".
 
     Example:
-        >>> Png(base64.b64encode(Path("digit.png").read_bytes()).decode())
-        Png(28×28)
+        >>> Verdict("What does it cost?", "A prediction takes 1.1× the time of the plain network.", "pass")
     """
 
-    data: str
-    label: str = ""
-
-    def __post_init__(self) -> None:
-        try:
-            start = base64.b64decode(self.data, validate=True)[:24]
-        except (binascii.Error, ValueError):
-            start = b""
-        if len(start) < 24 or not start.startswith(_PNG_START):
-            raise ValueError("An image must be a PNG file in base64.")
-
-    def __repr__(self) -> str:
-        width, height = self.size
-        return f"Png({width}×{height}{', ' + repr(self.label) if self.label else ''})"
-
-    @property
-    def size(self) -> tuple[int, int]:
-        """Width and height in pixels."""
-        header = base64.b64decode(self.data[:32])
-        return int.from_bytes(header[16:20]), int.from_bytes(header[20:24])
-
-
-@dataclass(frozen=True)
-class GalleryImage:
-    """One example in a gallery: an image, or several side by side.
-
-    Attributes:
-        pngs: The images.
-        caption: Text below them.
-        alt: Description for readers who do not see them.
-
-    Example:
-        >>> GalleryImage((png,), "predicted 3, is 5: confidence 99.1%", "A digit 5, predicted as 3.")
-    """
-
-    pngs: tuple[Png, ...]
-    caption: str
-    alt: str
-
-
-@dataclass(frozen=True)
-class Gallery:
-    """Images of one method, such as its most confident mistakes. Galleries with the same title are shown together.
-
-    Attributes:
-        title: Heading.
-        caption: How to read the images.
-        method: Name of the method.
-        images: The images.
-
-    Example:
-        >>> Gallery("Most confident mistakes", "", "mean-field", (image,))
-        Gallery('Most confident mistakes', 'mean-field', 1 image)
-    """
-
-    title: str
-    caption: str
-    method: str
-    images: tuple[GalleryImage, ...]
-
-    def __repr__(self) -> str:
-        return f"Gallery({self.title!r}, {self.method!r}, {_count(self.images, 'image')})"
+    question: str
+    answer: str
+    status: Status
 
 
 @dataclass(frozen=True)
@@ -260,12 +207,15 @@ class Document:
     Attributes:
         title: Title.
         subtitle: Line below the title.
-        summary: The main results, one sentence each.
+        summary: The main results, one sentence each, the most important first.
         table: The comparison table.
         sections: The sections with figures.
         galleries: Images of examples.
         facts: Data, network, command, versions, machine and so on, by name.
         glossary: Explanations of terms.
+        verdicts: The verdicts on each method.
+        chosen: The method whose verdicts are shown at first.
+        shown: The methods whose lines are drawn at first; () for all.
 
     Raises:
         ValueError: If two sections or figures have the same name.
@@ -285,21 +235,31 @@ class Document:
     galleries: tuple[Gallery, ...] = ()
     facts: Mapping[str, str] = field(default_factory=dict)
     glossary: Mapping[str, str] = field(default_factory=dict)
+    verdicts: Mapping[str, tuple[Verdict, ...]] = field(default_factory=dict)
+    chosen: str = ""
+    shown: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         _distinct("section", (section.id for section in self.sections))
-        _distinct("figure", (one.figure.key for section in self.sections for one in section.figures))
+        _distinct("figure", (one.figure.key for one in self.figures))
+        _known("The document names", "method", [self.chosen] if self.chosen else [], {*self.methods})
+        _known("The document names", "method", self.shown, {*self.methods})
 
     def __repr__(self) -> str:
-        figures = [one for section in self.sections for one in section.figures]
-        parts = [(self.methods, "method"), (self.sections, "section"), (figures, "figure"), (self.galleries, "gallery")]
+        parts = [(self.methods, "method"), (self.sections, "section"), (self.figures, "figure")]
+        parts.append((self.galleries, "gallery"))
         return f"Document({self.title!r}, {', '.join(_count(of, what) for of, what in parts)})"
+
+    @property
+    def figures(self) -> tuple[MethodFigure, ...]:
+        """All figures."""
+        return tuple(one for section in self.sections for one in (*section.figures, *section.more))
 
     @property
     def methods(self) -> tuple[str, ...]:
         """All methods: those of the table in its order, then any that occur only in figures or galleries."""
         names = [row.name for row in self.table.rows]
-        names += [name for section in self.sections for one in section.figures for name in one.by_method]
+        names += [name for one in self.figures for name in one.by_method]
         names += [gallery.method for gallery in self.galleries if gallery.method]
         return tuple(dict.fromkeys(names))
 
@@ -321,14 +281,17 @@ def merge(figures: Mapping[str, Sequence[Figure]]) -> list[MethodFigure]:
     """
     first: dict[str, Figure] = {}
     joined: dict[str, dict[str, tuple[Series, ...]]] = {}
+    warnings: dict[str, dict[str, str]] = {}
     for method, own in figures.items():
         _distinct("figure", (figure.key for figure in own))
         for figure in own:
-            shared = first.setdefault(figure.key, dataclasses.replace(figure, series=()))
+            shared = first.setdefault(figure.key, dataclasses.replace(figure, series=(), warning=""))
             if figure.kind != shared.kind:
                 raise ValueError(f"Figure {figure.key!r} is {shared.kind} elsewhere, but {figure.kind} for {method}.")
             joined.setdefault(figure.key, {})[method] = figure.series
-    return [MethodFigure(first[key], by_method) for key, by_method in joined.items()]
+            if figure.warning:
+                warnings.setdefault(figure.key, {})[method] = figure.warning
+    return [MethodFigure(first[key], by_method, warnings.get(key, {})) for key, by_method in joined.items()]
 
 
 def _distinct(what: str, names: Iterable[str]) -> None:
@@ -339,10 +302,10 @@ def _distinct(what: str, names: Iterable[str]) -> None:
         seen.add(name)
 
 
-def _known(what: str, names: Iterable[str], known: set[str]) -> None:
+def _known(who: str, what: str, names: Iterable[str], known: set[str]) -> None:
     for name in names:
         if name not in known:
-            raise ValueError(f"The winners name the {what} {name!r}, which is not in the table.")
+            raise ValueError(f"{who} the {what} {name!r}, which is not in the table.")
 
 
 def _count(of: Sequence[object], what: str) -> str:

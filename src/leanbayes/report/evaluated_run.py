@@ -10,6 +10,7 @@ from leanbayes.core.flops import Flops
 from leanbayes.evaluation.cost import training_flops
 from leanbayes.evaluation.seeds import spearman
 
+OOD_SCORES = {"entropy": "entropy", "mutual_information": "mutual information", "max_probability": "confidence"}
 _MAIN_SCORES = ("accuracy", "miou", "rmse", "nll", "ece", "crps")
 
 
@@ -47,19 +48,25 @@ class EvaluatedRun:
         """The scores on the test data."""
         return self.evaluation["scores"]
 
-    def metrics(self) -> dict[str, float]:
+    def metrics(self, ood_score: str = "entropy") -> dict[str, float]:
         """Return all metrics that a table may show, by the keys of its columns.
+
+        Args:
+            ood_score: The uncertainty by which OOD data are detected: "max_probability", "entropy" or
+                "mutual_information".
 
         Returns:
             Scores on the test data, their means under each shift (such as "corruptions:nll"), AUROCs of OOD data (such
-            as "ood:svhn"), and costs.
+            as "ood:svhn") and their mean ("ood"), and costs.
         """
         found = self.evaluation
         costs = {**in_columns(self.record["costs"]), **_predicting(found["costs"]), **self._training_work()}
         values = {**found["scores"], **_means(found["shifts"]), **_uncertainty_and_noise(found["shifts"]), **costs}
         values |= found.get("explanation", {})
         for name, one in found["ood"].items():
-            values[f"ood:{name}"] = one["by"]["entropy"]["auroc"]
+            values[f"ood:{name}"] = one["by"][ood_score]["auroc"]
+        if found["ood"]:
+            values["ood"] = statistics.fmean(values[f"ood:{name}"] for name in found["ood"])
         return values
 
     def _training_work(self) -> dict[str, float]:
@@ -88,6 +95,35 @@ def plain_method(groups: Mapping[str, Sequence[EvaluatedRun]]) -> str:
         if kind in ("Deterministic", "deterministic"):
             return method
     return ""
+
+
+def with_temperature(runs: Sequence[EvaluatedRun]) -> list[EvaluatedRun]:
+    """Add the plain network with temperature as another method, if others are compared with it."""
+    plain = plain_method(by_method(runs))
+    own = [run for run in runs if run.method == plain]
+    if not own or len(own) == len(runs) or not all(run.evaluation["scaled"] for run in own):
+        return [*runs]
+    first = next(place for place, run in enumerate(runs) if run.method == plain)
+    name = f"{plain} + temperature"
+    alone: dict[str, Any] = {"scaled": {}, "pruning": {}, "explanation": {}, "figures": [], "galleries": []}
+    added = [
+        EvaluatedRun(name, run.seed, run.record, {**run.evaluation, **run.evaluation["scaled"], **alone}) for run in own
+    ]
+    return [*runs[: first + 1], *added, *runs[first + 1 :]]
+
+
+def best_ood_score(runs: Sequence[EvaluatedRun]) -> str:
+    """Return the uncertainty with the highest mean AUROC over all OOD data and runs; of equal ones, the first.
+
+    One score is chosen for all of them, because a user has to choose one, too.
+    """
+    found = [one["by"] for run in runs for one in run.evaluation["ood"].values()]
+    return max(OOD_SCORES, key=lambda score: sum(by[score]["auroc"] for by in found if score in by))
+
+
+def ood_words(name: str) -> str:
+    """Return what the examples of an OOD data set are called in a sentence."""
+    return f"{name} inputs" if name in ("noisy", "rotated") else name
 
 
 def in_columns(costs: Mapping[str, Any]) -> dict[str, float]:

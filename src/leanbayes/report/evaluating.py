@@ -6,6 +6,7 @@ from typing import Any
 from torch.utils.data import Dataset
 
 from leanbayes.core import config
+from leanbayes.core.arguments import checked
 from leanbayes.data import Data
 from leanbayes.evaluation import EvaluationSettings, evaluate_fully
 from leanbayes.evaluation.full_evaluation import OnProgress
@@ -15,6 +16,7 @@ from leanbayes.report.figures.weights import model_figures
 from leanbayes.report.galleries import galleries_of
 
 
+@checked()
 def evaluate_for_report(
     name: str,
     bnn: BayesianModel,
@@ -61,6 +63,7 @@ def _without_record(bnn: BayesianModel, data: Data, found: Mapping[str, Any]) ->
     return {"config": settings, "costs": costs, "history": [], "versions": {}, "machine": {}, "command": ""}
 
 
+@checked()
 def evaluated(
     bnn: BayesianModel,
     data: Data,

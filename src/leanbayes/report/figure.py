@@ -19,6 +19,7 @@ class Series:
         low: Lower end of a band around y, or ().
         high: Upper end of the band, or ().
         labels: Text about each point, or ().
+        sizes: Share of the examples behind each point of a line, by which its marker is scaled; or ().
 
     Raises:
         ValueError: If the lengths differ.
@@ -30,9 +31,10 @@ class Series:
     low: tuple[float, ...] = ()
     high: tuple[float, ...] = ()
     labels: tuple[str, ...] = ()
+    sizes: tuple[float, ...] = ()
 
     def __post_init__(self) -> None:
-        for name in ("x", "y", "low", "high", "labels"):
+        for name in ("x", "y", "low", "high", "labels", "sizes"):
             values = tuple(getattr(self, name))
             object.__setattr__(self, name, values)
             if len(values) != len(self.x) and (values or name == "y"):
@@ -55,6 +57,7 @@ class Figure:
         percent: Which axes show fractions in percent.
         apart: Whether each method gets its own panel, because they would hide each other.
         diagonal: Whether to draw y = x for comparison.
+        warning: What the method fails at in this figure, in one sentence, or "".
     """
 
     key: str
@@ -68,6 +71,7 @@ class Figure:
     percent: str = ""
     apart: bool = False
     diagonal: bool = False
+    warning: str = ""
 
     def __repr__(self) -> str:
         points = sum(len(series.x) for series in self.series)

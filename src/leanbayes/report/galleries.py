@@ -1,4 +1,4 @@
-"""Images of examples: the most confident mistakes, the most uncertain predictions, and segmentations."""
+"""Images of examples: the most confident mistakes, and segmentations."""
 
 import base64
 import colorsys
@@ -19,25 +19,22 @@ from leanbayes.report.figures.seed_lines import class_name
 
 _MAPS = 4  # segmentations to show
 _LARGEST = 320  # pixels per side; larger images are scaled down
-_TITLES = {
-    "mistakes": ("Most confident mistakes", "Wrong predictions with the highest confidence."),
-    "unsure": ("Most uncertain predictions", "Test examples with the highest entropy. Are they hard for you, too?"),
-}
+_MISTAKES = 24  # to keep: of several methods, the report shows those that all make, and that only one makes
 
 
 def galleries_of(bnn: BayesianModel, data: Data, evaluation: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """Return images of the extreme examples of an evaluation, or of some segmentations, as PNG files in base64."""
+    """Return images of the most confident mistakes, or of some segmentations, as PNG files in base64."""
     if len(data.input_shape) != 3 or data.input_shape[0] not in (1, 3) or data.test is None:
         return []
     if data.task == "segmentation":
         return [_maps(bnn, data, evaluation["settings"])]
-    galleries = []
-    for key, examples in evaluation["extremes"].items():
-        title, caption = _TITLES[key]
-        if examples:
-            images = [_example(data, example) for example in examples]
-            galleries.append({"title": title, "caption": caption, "pictures": images})
-    return galleries
+    mistakes = evaluation["mistakes"]
+    if not mistakes or not mistakes["index"]:
+        return []
+    rows = [dict(zip(mistakes, values, strict=True)) for values in zip(*mistakes.values(), strict=True)]
+    caption = "Wrong answers with the highest confidence. Are they hard for you, too?"
+    pictures = [_example(data, example) for example in rows[:_MISTAKES]]
+    return [{"title": "Most confident mistakes", "caption": caption, "pictures": pictures}]
 
 
 def _read(data: Data, number: int) -> tuple[Tensor, Tensor]:
@@ -49,11 +46,10 @@ def _read(data: Data, number: int) -> tuple[Tensor, Tensor]:
 
 def _example(data: Data, example: Mapping[str, Any]) -> dict[str, Any]:
     truth, answer = (class_name(data.classes, example[key]) for key in ("truth", "answer"))
-    is_right = example["truth"] == example["answer"]
-    verdict = f"{answer} (correct)" if is_right else f"predicted {answer}, is {truth}"
     return {
+        "index": example["index"],
         "pngs": [{"data": png(_read(data, example["index"])[0][0]), "label": ""}],
-        "caption": f"{verdict}: confidence {example['confidence']:.1%}",
+        "caption": f"predicted {answer}, is {truth}: confidence {example['confidence']:.1%}",
         "alt": f"Test example {example['index']}: {truth}, predicted as {answer}.",
     }
 

@@ -41,6 +41,10 @@ GLOSSARY = {
         "The largest share of the examples, the most certain first, of which at most 1 % are predicted wrongly. The "
         "other examples would go to a person."
     ),
+    "error at 90 %": (
+        "The share of wrong answers among the 90 % of the examples that the model is most certain of. The other 10 % "
+        "would go to a person."
+    ),
     "entropy": (
         "The entropy of the predicted probabilities, in nats: 0 is certain, log(classes) is a uniform guess. It is "
         "the total uncertainty, from noise in the data and from limited knowledge of the model."
@@ -51,7 +55,8 @@ GLOSSARY = {
     ),
     "AUROC": (
         "The probability that an out-of-distribution (OOD) example is more uncertain than a test example; ties count "
-        "half. 50 % is chance, 100 % is perfect separation."
+        "half. 50 % is chance, 100 % is perfect separation, and tables show the best of confidence, entropy and mutual "
+        "information for each method."
     ),
     "AUPR": (
         "The area under the precision-recall curve for detecting one of the two data sets (in: the test data, out: "
@@ -117,6 +122,10 @@ GLOSSARY = {
     "pruning": (
         "Setting the least important weights of all layers to zero, ranked by |μ| or by |μ|/σ. A model whose quality "
         "stays high can be made small."
+    ),
+    "temperature": (
+        "The plain network with its confidence rescaled by one number, which is fitted to held-out data (Guo et al. "
+        "2017). It costs nothing, so a Bayesian method should beat it, too."
     ),
     "× plain": (
         "A cost divided by that of the deterministic network of the same architecture, called without this library "

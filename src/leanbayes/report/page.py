@@ -10,11 +10,13 @@ import re
 from importlib import resources
 from typing import Any
 
+from leanbayes.core.arguments import checked
 from leanbayes.core.files import written_whole
 from leanbayes.errors import missing_package
 from leanbayes.report.cells import groups, lines
-from leanbayes.report.document import Document, Gallery, MethodFigure, Png, Section
+from leanbayes.report.document import Document, MethodFigure, Section
 from leanbayes.report.figure import Series
+from leanbayes.report.gallery import Gallery, Png
 
 COLORS, MARKERS, DASHES = 10, 10, 5  # as in the style sheet and the template
 SCRIPTS = "parts numbers scales marks chart descriptions readout figures table page".split()
@@ -22,6 +24,7 @@ DIGITS = 5  # significant digits of the numbers in figures: more than a screen c
 SMALL = 96  # images with fewer pixels are enlarged to about this width, without smoothing
 
 
+@checked()
 def write(document: Document, path: str | os.PathLike[str]) -> None:
     """Write a report to an HTML file.
 
@@ -42,6 +45,7 @@ def write(document: Document, path: str | os.PathLike[str]) -> None:
         file.write_bytes(page)
 
 
+@checked()
 def render(document: Document) -> str:
     """Return a report as an HTML page.
 
@@ -64,7 +68,8 @@ def render(document: Document) -> str:
     for gallery in document.galleries:
         if gallery.images:
             galleries.setdefault(gallery.title, []).append(gallery)
-    figures = [one for section in sections for one in section.figures]
+    figures = [one for section in sections for one in (*section.figures, *section.more)]
+    verdicts = {name: some for name, some in document.verdicts.items() if some}
     css, early, late = _asset("page.css") + _print_rows(document), _asset("theme.js"), _script()
     policy = (
         f"default-src 'none'; img-src data:; style-src {_hash(css)}; script-src {_hash(early)} {_hash(late)}; "
@@ -78,6 +83,8 @@ def render(document: Document) -> str:
         sections=sections,
         numbers={one.figure.key: number for number, one in enumerate(figures)},
         galleries=galleries,
+        verdicts=verdicts,
+        chosen=document.chosen if document.chosen in verdicts else next(iter(verdicts), ""),
         data=as_json({"methods": _described(document, styles), "figures": [_packed(document, one) for one in figures]}),
         policy=policy,
         css=css,
@@ -144,8 +151,11 @@ def _fields(series: Series) -> dict[str, Any]:
 
 def _without_empty(section: Section) -> Section | None:
     """Remove empty figures, and return None for a section with neither text nor figures."""
-    figures = tuple(one for one in section.figures if any(each.x for own in one.by_method.values() for each in own))
-    return Section(section.id, section.title, section.text, figures) if figures or section.text.strip() else None
+    kept = [
+        tuple(one for one in some if any(each.x for own in one.by_method.values() for each in own))
+        for some in (section.figures, section.more)
+    ]
+    return Section(section.id, section.title, section.text, *kept) if any(kept) or section.text.strip() else None
 
 
 def _shown_size(png: Png) -> tuple[int, int, bool]:
@@ -180,6 +190,7 @@ def _template() -> Any:
     environment = jinja2.Environment(loader=loader, autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True)
     may_break = markupsafe.Markup("<wbr>")
     environment.filters["breakable"] = lambda name: may_break.join(re.split(r"(?<=[:,(])", name))
+    environment.filters["joined"] = lambda text: text.replace(" %", "\u00a0%")  # no line ends between number and sign
     environment.filters["shown_size"] = _shown_size
     environment.filters["anchor"] = lambda name: "-".join(str(name).lower().split())
     return environment.get_template("page.html")

@@ -27,8 +27,10 @@ class _Signs(noise.NoiseSource):
     def of_rows(self, like: Tensor, shape: tuple[int, ...]) -> Tensor:
         """Return signs for a shape whose first dimension is the batch, or several tokens per example."""
         rows = shape[0]
-        if not self.examples or rows == self.examples or rows % self.examples:
+        if not self.examples or rows == self.examples:
             return noise.signs(like, shape, self.key, self.next_stream())
+        if rows % self.examples:  # a selection of tokens, or a table of positions: they share the sample
+            return noise.signs(like, (1, *shape[1:]), self.key, self.next_stream())
         signs = noise.signs(like, (self.examples, *shape[1:]), self.key, self.next_stream())
         dim = 1 if self.batch_first else 0
         sizes = list(signs.shape)

@@ -22,12 +22,16 @@ MOVING = _INDEXING | _named(
     "expand expand_as broadcast_to repeat tile contiguous to type_as float half bfloat16 double clone detach"
 )
 KEEPING = MOVING | _named("mul multiply div divide true_divide neg negative __mul__ __rmul__ __truediv__ __neg__")
-MIXING = _named("sum mean var std var_mean std_mean batch_norm layer_norm group_norm instance_norm rms_norm") | {
+MIXING = _named(
+    "sum mean var std var_mean std_mean batch_norm layer_norm group_norm instance_norm rms_norm softmax"
+) | {
     F.batch_norm,
     F.layer_norm,
     F.group_norm,
     F.instance_norm,
+    F.interpolate,
     F.rms_norm,
+    F.softmax,
 }
 _PARTS = (int, slice, type(None), type(Ellipsis))  # parts of an index that select no element twice
 

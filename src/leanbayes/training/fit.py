@@ -14,6 +14,7 @@ from accelerate.utils import DistributedDataParallelKwargs
 from torch import nn
 from torch.utils.data import Dataset
 
+from leanbayes.core.arguments import checked
 from leanbayes.core.layout import Select
 from leanbayes.core.network import is_finite
 from leanbayes.data import Data, from_datasets, load
@@ -65,6 +66,7 @@ def fit(
 ) -> BayesianModel[Any]: ...
 
 
+@checked()
 def fit(
     model: nn.Module,
     method: Method,

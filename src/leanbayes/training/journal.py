@@ -11,9 +11,12 @@ from leanbayes.errors import LeanBayesError
 from leanbayes.model.bayesian import BayesianModel
 from leanbayes.training.checkpoints import Checkpoints, LoopState, TrainingState
 from leanbayes.training.clock import Clock
-from leanbayes.training.progress import Progress, in_words
+from leanbayes.training.progress import Progress, duration, in_words
 from leanbayes.training.record import Record
 from leanbayes.training.tracking import OnLog
+
+_ESTIMATED = (2, 5)  # the steps of a run between which its speed is measured
+_LONG = 3600  # seconds from which a training is called long
 
 
 class Journal:
@@ -46,7 +49,8 @@ class Journal:
     ) -> None:
         self._record, self._progress, self._checkpoints, self._on_log = record, progress, checkpoints, on_log
         self._accelerator, self._batch_size = accelerator, batch_size
-        self.steps_done = 0
+        self.steps_done = self._steps_now = 0
+        self._estimate_start = 0.0
         self._clock = Clock(accelerator.device)
         if state is not None:
             self.steps_done = state["steps_done"]
@@ -98,6 +102,20 @@ class Journal:
         """Count one optimizer step."""
         self.steps_done += 1
         self._progress.advance()
+        self._steps_now += 1
+        if self._steps_now == _ESTIMATED[0]:
+            self._estimate_start = self.seconds()
+        elif self._steps_now == _ESTIMATED[1]:
+            self._say_if_long((self.seconds() - self._estimate_start) / (_ESTIMATED[1] - _ESTIMATED[0]))
+
+    def _say_if_long(self, seconds: float) -> None:
+        """Say at the start of a training that it will take hours."""
+        left = seconds * (self._progress.total - self.steps_done)
+        if left > _LONG:
+            self.say(
+                f"This training takes about {duration(left)} on this machine ({self._progress.total:,} steps of "
+                f"{seconds:.2g} s): for a first try, use fewer epochs, a smaller network or data set, or a GPU."
+            )
 
     def log(
         self, values: dict[str, float], *, epoch: int | None = None, validation: dict[str, float] | None = None

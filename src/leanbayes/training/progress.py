@@ -3,7 +3,7 @@
 import contextlib
 import sys
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -22,6 +22,8 @@ _SHOWN = {
     "examples_per_second": ("examples/s", "{:.0f}"),
 }
 _IN_THE_BAR = ("loss", "kl", "sigma", "accuracy", "rmse", "examples_per_second")
+_HELD_OUT = ("accuracy", "rmse")  # of the values in the bar
+_TITLE_WIDTH = 30  # characters of the title in the bar, so that its other columns fit into 80
 _SECONDS_BETWEEN_LINES = 10
 
 
@@ -34,10 +36,13 @@ class Progress:
         shown: Whether to print anything. Only the main process does.
         tensorboard: The folder for TensorBoard, or None.
         done: The number of steps done before.
+
+    Attributes:
+        total: The number of steps.
     """
 
     def __init__(self, title: str, total: int, shown: bool, tensorboard: Path | None, done: int = 0) -> None:
-        self._title, self._total, self._done = printable(title), total, done
+        self._title, self.total, self._done = printable(title), total, done
         self._values: dict[str, float] = {}
         self._bar: Any = None
         self._writer: Any = None
@@ -61,16 +66,20 @@ class Progress:
             from rich.progress import Progress as Bar
             from rich.table import Column
 
+            whole = Column(no_wrap=True, max_width=_TITLE_WIDTH, overflow="ellipsis")
+            # In a narrow terminal the values are cut, because they are the only column that can shrink.
+            values = Column(no_wrap=True, overflow="ellipsis", ratio=1)
             self._bar = Bar(
-                TextColumn("{task.description}", markup=False),
+                TextColumn("{task.description}", markup=False, table_column=whole),
                 BarColumn(bar_width=10),
-                MofNCompleteColumn(),
-                TextColumn("{task.fields[values]}", table_column=Column(no_wrap=True)),  # one line at any width
-                TimeRemainingColumn(compact=True),
+                MofNCompleteColumn(table_column=_column_of(f"{self.total}/{self.total}")),
+                TimeRemainingColumn(compact=True, table_column=_column_of("00:00:00")),
+                TextColumn("{task.fields[values]}", markup=False, table_column=values),
                 console=self._console,
+                expand=True,
             )
             self._bar.start()
-            self._task = self._bar.add_task(self._title, total=self._total, completed=self._done, values="")
+            self._task = self._bar.add_task(self._title, total=self.total, completed=self._done, values="")
         return self
 
     def __exit__(
@@ -123,8 +132,8 @@ class Progress:
         if self._console is None or self._bar is not None or now - self._last_line < _SECONDS_BETWEEN_LINES:
             return
         self._last_line = now
-        left = (now - self._start) / max(self._done - self._first, 1) * (self._total - self._done)
-        text = f"{self._title}  step {self._done}/{self._total}  {self._text()}  {_duration(left)} left"
+        left = (now - self._start) / max(self._done - self._first, 1) * (self.total - self._done)
+        text = f"{self._title}  step {self._done}/{self.total}  {self._text()}  {duration(left)} left"
         self._print(text)
 
     def say(self, text: str) -> None:
@@ -137,13 +146,22 @@ class Progress:
             self._console.print(printable(text), soft_wrap=True, highlight=False, markup=False)
 
     def _text(self) -> str:
-        return in_words(self._values, "  ")
+        return in_words(self._values, "  ", _HELD_OUT)
 
 
-def in_words(values: Mapping[str, float], between: str = ", ") -> str:
-    """Return the most important metrics as text."""
-    known = ((label, form, values[key]) for key, (label, form) in _SHOWN.items() if key in values)
-    return between.join(f"{label} {form.format(value)}" for label, form, value in known)
+def in_words(values: Mapping[str, float], between: str = ", ", held_out: Collection[str] = ()) -> str:
+    """Return the most important metrics as text, and say of some that they are of the held-out split."""
+    known = ((key, *_SHOWN[key], values[key]) for key in _SHOWN if key in values)
+    return between.join(
+        f"{'held-out ' if key in held_out else ''}{label} {form.format(value)}" for key, label, form, value in known
+    )
+
+
+def _column_of(longest: str) -> Any:
+    """Return a column of the bar that never shrinks."""
+    from rich.table import Column
+
+    return Column(no_wrap=True, min_width=len(longest))
 
 
 def say(shown: bool, text: str) -> None:
@@ -152,7 +170,8 @@ def say(shown: bool, text: str) -> None:
         print(printable(text), file=sys.stderr)
 
 
-def _duration(seconds: float) -> str:
+def duration(seconds: float) -> str:
+    """Return a number of seconds in words."""
     minutes, rest = divmod(round(seconds), 60)
     hours, minutes = divmod(minutes, 60)
     if hours:

@@ -61,7 +61,7 @@ class Recipe:
         channels_last: store images and convolutions in the memory format that GPUs prefer.
         device: where to train. None means the GPU, if there is one.
         unused_parameters: let several processes train a network in which a step may not use some parameters.
-        workers: processes that read data which is not kept in memory.
+        workers: processes that read data sets that are not in memory.
         evaluate_every: epochs from one evaluation on the held-out split to the next. 0 means only at the end.
         refresh_batchnorm: recompute the statistics of BatchNorm under the posterior at the end.
         checkpoint_minutes: minutes from one checkpoint to the next.

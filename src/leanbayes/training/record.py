@@ -14,6 +14,7 @@ from typing import Any
 import numpy
 import torch
 
+from leanbayes.core.arguments import checked
 from leanbayes.core.config import current_settings
 from leanbayes.core.files import reason_of, written_whole
 from leanbayes.core.json_values import check_shape, json_text, read_untrusted, with_nan
@@ -77,6 +78,7 @@ class Record:
         write_json(self.folder / "run.json", values)
 
 
+@checked()
 def read_record(folder: str | os.PathLike[str]) -> dict[str, Any]:
     """Read the record of a run, `run.json` in its folder.
 
@@ -86,7 +88,7 @@ def read_record(folder: str | os.PathLike[str]) -> dict[str, Any]:
     Returns:
         A dict with the keys "status", "config" (the settings), "command", "versions", "machine", "history" (the log
         entries), "scores" and "costs". Numbers that are not defined are nan. Settings that an earlier version of
-        leanbayes wrote under other names have their names of today.
+        leanbayes wrote under other names have their current names.
 
     Raises:
         LeanBayesError: The folder holds no run.
@@ -98,7 +100,7 @@ def read_record(folder: str | os.PathLike[str]) -> dict[str, Any]:
         >>> [entry["loss"] for entry in record["history"]]
     """
     path = Path(folder) / "run.json"
-    if not path.is_file():
+    if not os.path.isfile(path):
         inside = sorted(Path(folder).glob("*/run.json"))
         hint = f"give one of the runs in it, such as {inside[0].parent}" if inside else "check the path"
         raise LeanBayesError(f"There is no run in {folder} (it has no run.json): {hint}.")
@@ -115,7 +117,7 @@ def read_record(folder: str | os.PathLike[str]) -> dict[str, Any]:
 
 
 def _under_current_names(value: Any) -> Any:
-    """Return encoded settings with the recipes and methods in them under the names of today."""
+    """Return encoded settings with the recipes and methods in them under their current names."""
     if isinstance(value, list):
         return [_under_current_names(item) for item in value]
     if not isinstance(value, dict):

@@ -36,6 +36,7 @@ from leanbayes.training.identity import check_same_run, identity
 from leanbayes.training.journal import Journal
 from leanbayes.training.loop import Loop
 from leanbayes.training.plan import StagePlan, plan_stages
+from leanbayes.training.posterior_check import posterior_problem
 from leanbayes.training.progress import Progress, say
 from leanbayes.training.recipe import Recipe
 from leanbayes.training.record import Record, read_record
@@ -322,7 +323,11 @@ class Run:
             save(bnn, self._folder / MODEL)
             costs["file_bytes"] = (self._folder / MODEL).stat().st_size
         journal.add_costs(costs)
-        journal.finish(self._validate(bnn, samples=None))
+        scores = self._validate(bnn, samples=None)
+        journal.finish(scores)
+        problem = posterior_problem(scores, bnn.method, float(self._recipe.temperature), self._data)
+        if problem is not None:
+            journal.say(problem)
         self._accelerator.wait_for_everyone()
 
     # -- what loops and hooks are given -------------------------------------------------------------------------------

@@ -13,7 +13,6 @@ from leanbayes.methods.weight_sharing.clustering import kmeans
 from leanbayes.methods.weight_sharing.codebook import (
     Sharing,
     SharingSettings,
-    paper_parameters,
     share_codes,
     share_weights,
 )
@@ -138,7 +137,6 @@ def test_every_weight_is_shared_blended_or_an_outlier(metric: Any) -> None:
     assert (loc - mean).std() < 0.2 * mean.std()
     assert (variance.sqrt() - std).std() < 0.6 * std.std()
     assert (sharing.std > 0).all()
-    assert sharing.paper_parameters == len(sharing.outliers) + len(sharing.blended) + 2 * len(sharing.mean)
 
 
 def test_sharing_is_deterministic() -> None:
@@ -266,14 +264,3 @@ def test_invalid_input_raises_an_error() -> None:
     metric: Any = "round"
     with pytest.raises(lb.LeanBayesError, match="'round' is unknown"):
         share_weights(mean, std, SharingSettings(2, metric=metric))
-
-
-# -- the paper's count ------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("outliers", "ellipses", "gaussians", "millions"),
-    [(23013, 10885, 2217, 0.038), (37172, 56873, 3250, 0.101), (53641, 4311, 2464, 0.063), (9765, 338329, 5440, 0.359)],
-)
-def test_parameters_of_table_1(outliers: int, ellipses: int, gaussians: int, millions: float) -> None:
-    assert round(paper_parameters(outliers, ellipses, gaussians) / 1e6, 3) == millions

@@ -6,7 +6,6 @@ import pytest
 import torch
 import torch.nn.functional as F
 from moment_cases import assert_moments, check, gaussian, samples_of
-from torch import Tensor, nn
 
 import leanbayes as lb
 
@@ -93,6 +92,10 @@ def test_lerp(positions: Any) -> None:
     check(lambda x, y: torch.lerp(x, y, 0.3), x, y)
     check_on_average(lambda x, y: torch.lerp(x, y, WEIGHTS), x, y, dims=0)
     check_on_average(lambda y: torch.lerp(FIXED, y, WEIGHTS), y, dims=0)
+    gate = gaussian((3, 4), seed=7, std=0.2)
+    check(lambda x, gate: torch.lerp(x, FIXED, gate), x, gate)
+    check_on_average(lambda x, y, gate: torch.lerp(x, y, gate), x, y, gate, dims=0)
+    check(lambda gate: torch.lerp(FIXED, FIXED + 1, gate), gate)
 
 
 @pytest.mark.parametrize("positions", [None, (0,), (1,)])
@@ -106,6 +109,8 @@ def test_linalg_norm() -> None:
     x: Any = gaussian((3, 6))
     check(lambda x: torch.linalg.norm(x, dim=-1), x, mean=0.05, std=0.1)
     check(lambda x: torch.linalg.norm(x, "fro"), x, mean=0.05, std=0.1)
+    check(lambda x: torch.linalg.norm(x, 1, dim=-1), x)
+    check(lambda x: x.norm(1, dim=0, keepdim=True), x)
     with pytest.raises(lb.UnsupportedOperation, match="nuc"):
         torch.linalg.norm(x, "nuc")
 
@@ -117,7 +122,7 @@ def test_fold(positions: Any) -> None:
     check_on_average(lambda y: F.fold(y, (3, 3), (2, 2), padding=1, stride=2), y, dims=(-2, -1))
 
 
-BAG = torch.tensor([[1, 2, 4], [0, 1, 3]])
+BAG = torch.tensor([[1, 2, 4], [0, 3, 3], [1, 4, 1]])  # with rows that are in a bag twice
 
 
 @pytest.mark.parametrize("mode", ["sum", "mean"])
@@ -132,10 +137,12 @@ def test_embedding_bag(mode: str) -> None:
 
 
 def test_embedding_bag_with_factors_and_offsets() -> None:
-    weight, factors = gaussian((5, 4)), torch.tensor([0.5, 2.0, -1.0], dtype=torch.float64)
-    given = {"mode": "sum", "offsets": torch.tensor([0, 1]), "per_sample_weights": factors}
-    outcomes = torch.stack([F.embedding_bag(BAG[0], w, **given) for w in samples_of(weight, 20_000)])  # type: ignore[arg-type]
-    assert_moments(F.embedding_bag(BAG[0], weight, **given), outcomes)  # type: ignore[arg-type]
+    weight, factors = gaussian((5, 4)), torch.tensor([0.5, 2.0, -1.0, 1.0, 0.25], dtype=torch.float64)
+    rows = torch.tensor([3, 1, 1, 2, 1])
+    for last in ({"offsets": torch.tensor([0, 1])}, {"offsets": torch.tensor([0, 1, 5]), "include_last_offset": True}):
+        given = {"mode": "sum", "per_sample_weights": factors, **last}
+        outcomes = torch.stack([F.embedding_bag(rows, w, **given) for w in samples_of(weight, 20_000)])  # type: ignore[arg-type]
+        assert_moments(F.embedding_bag(rows, weight, **given), outcomes)  # type: ignore[arg-type]
 
 
 def test_attributes_of_tensors() -> None:
@@ -149,23 +156,3 @@ def test_attributes_of_tensors() -> None:
     assert not hasattr(x, "imag")
     with pytest.raises(lb.UnsupportedOperation, match=r"Tensor\.imag.*sample"):
         _ = x.imag
-
-
-class Packed(nn.Module):
-    """A recurrent network on sequences of different lengths, with a layer before it."""
-
-    def __init__(self, first: bool) -> None:
-        super().__init__()
-        self.first = nn.Linear(6, 6) if first else nn.Identity()
-        self.lstm = nn.LSTM(6, 5, batch_first=True)
-
-    def forward(self, x: Tensor) -> Tensor:
-        packed = nn.utils.rnn.pack_padded_sequence(self.first(x), torch.tensor([4, 3, 2]), batch_first=True)
-        return self.lstm(packed)[1][0]
-
-
-@pytest.mark.parametrize("first", [True, False])
-def test_packed_sequences_are_refused(first: bool) -> None:
-    bnn = lb.bayesianize(Packed(first), lb.MeanField())
-    with bnn.using("moments"), pytest.raises(lb.UnsupportedOperation, match=r"pack.*sample"):
-        bnn(torch.randn(3, 4, 6))

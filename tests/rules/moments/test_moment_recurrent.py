@@ -7,10 +7,10 @@ import pytest
 import torch
 from moment_cases import common_pass, gaussian, samples_of
 from torch import Tensor, nn
-from torch.nn.utils.rnn import pack_padded_sequence
+from torch.nn.utils.rnn import PackedSequence, pack_padded_sequence, pad_packed_sequence
 
 import leanbayes as lb
-from leanbayes.errors import UnsupportedOperation
+from leanbayes.rules import MomentPropagation
 from leanbayes.rules.moments.context import Pass
 
 FUNCTIONS: dict[str, Callable[..., Any]] = {
@@ -141,12 +141,81 @@ def test_dropout_between_layers_in_training() -> None:
     assert torch.equal(still[0].loc, still[1].loc)
 
 
-def test_packed_sequences_raise_an_error() -> None:
-    module = layer("LSTM")
-    packed = pack_padded_sequence(torch.randn(4, 2, 3, dtype=torch.float64), torch.tensor([4, 3]))
-    module._flat_weights = random(module, 0.1, Pass())  # type: ignore[assignment]
-    with pytest.raises(UnsupportedOperation, match="pad the sequences"):
-        module(packed)
+LENGTHS = torch.tensor([3, 5, 2, 5])
+
+
+class Packed(nn.Module):
+    """A recurrent network on packed sequences, with a layer before it; it returns padded outputs and the last state."""
+
+    def __init__(self, kind: str, batch_first: bool = True, **settings: Any) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.first = nn.Linear(3, 4)
+        self.recurrent = getattr(nn, kind)(4, 6, batch_first=batch_first, **settings)
+
+    def forward(self, x: Tensor, lengths: Tensor) -> Any:
+        batch_first = self.recurrent.batch_first
+        x = self.first(x)
+        x = x if batch_first else x.transpose(0, 1)
+        packed = pack_padded_sequence(x, lengths, batch_first, enforce_sorted=False)
+        packed, state = self.recurrent(packed)
+        outputs, found = pad_packed_sequence(packed, batch_first, padding_value=0.5, total_length=6)
+        assert torch.equal(found, lengths)
+        return outputs if batch_first else outputs.transpose(0, 1), state[0] if isinstance(state, tuple) else state
+
+
+PACKED: dict[str, dict[str, Any]] = {
+    "LSTM": {},
+    "LSTM time first": {"batch_first": False},
+    "LSTM with projection": {"proj_size": 2, "num_layers": 2},
+    "GRU in both directions": {"bidirectional": True, "num_layers": 2},
+    "RNN": {"bias": False},
+}
+
+
+def packed_model(name: str) -> tuple[lb.BayesianModel, Tensor]:
+    network = Packed(name.split()[0], **PACKED[name]).double()
+    bnn = lb.bayesianize(network, lb.MeanField(init_std=0.1, relative=False), seed=0).eval()
+    return bnn, torch.randn(4, 5, 3, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+
+
+@pytest.mark.parametrize("name", PACKED)
+def test_packed_sequences_have_the_moments_of_each_alone(name: str) -> None:
+    bnn, x = packed_model(name)
+    bnn.rule = MomentPropagation(correlation="none")
+    with torch.no_grad():
+        outputs, state = bnn(x, LENGTHS)
+        for row, length in enumerate(LENGTHS.tolist()):
+            alone, last = bnn(x[row : row + 1, :length], LENGTHS[row : row + 1])
+            for part in ("loc", "variance"):
+                torch.testing.assert_close(getattr(outputs, part)[row], getattr(alone, part)[0])
+                torch.testing.assert_close(getattr(state, part)[:, row], getattr(last, part)[:, 0])
+            assert torch.equal(outputs.loc[row, length:], torch.full_like(outputs.loc[row, length:], 0.5))
+            assert not outputs.variance[row, length:].any()
+
+
+def test_packed_sequences_have_the_moments_of_samples() -> None:
+    bnn, x = packed_model("LSTM")
+    with torch.no_grad():
+        samples = torch.stack([bnn(x, LENGTHS)[0] for _ in range(2000)])
+        with bnn.using("moments"):
+            found = bnn(x, LENGTHS)[0]
+    random = samples.std(0) > 1e-3
+    assert ((found.loc - samples.mean(0)).abs() / samples.std(0))[random].max() < 0.3
+    assert 0.85 < (found.stddev / samples.std(0))[random].median() < 1.35  # that of padded sequences is 1.20
+
+
+def test_packed_sequences_of_one_length_have_the_moments_of_padded_ones() -> None:
+    x, results = torch.randn(4, 2, 3, dtype=torch.float64), []
+    for value in (x, pack_padded_sequence(x, torch.tensor([4, 4]))):
+        torch.manual_seed(0)
+        module = layer("GRU", num_layers=2)
+        module._flat_weights = random(module, 0.1, common_pass(batch_first=False))  # type: ignore[assignment]
+        output, state = module(value)
+        results.append((pad_packed_sequence(output)[0] if isinstance(output, PackedSequence) else output, state))
+    for padded, packed in zip(*results, strict=True):
+        torch.testing.assert_close(packed.loc, padded.loc)
+        torch.testing.assert_close(packed.variance, padded.variance)
 
 
 @pytest.mark.parametrize("kind", ["LSTM", "GRU"])

@@ -1,10 +1,13 @@
 """`lb.compress`: write a compact file of a model whose weights share, or search for one that is small enough."""
 
 import os
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+from torch import nn
+
+from leanbayes.core.arguments import checked
 from leanbayes.core.quantization import Precision
 from leanbayes.deploy.compact.compact_file import CompactFile, write_compact
 from leanbayes.deploy.compact.search import Batches, Goal, parse_size, search
@@ -13,6 +16,7 @@ from leanbayes.errors import LeanBayesError
 from leanbayes.model.bayesian import BayesianModel
 
 
+@checked("data", target_size="a number of bytes, or a size such as '50 KB'")
 def compress(
     bnn: BayesianModel,
     path: str | os.PathLike[str],
@@ -22,8 +26,10 @@ def compress(
     data: Iterable[Any] | Callable[[], Iterable[Any]] | None = None,
     samples: int | None = None,
     seed: int = 0,
+    target_scale: Sequence[float] = (),
     values: Precision = "fp16",
     rest: Precision = "fp16",
+    progress: Callable[[str], None] | None = None,
 ) -> CompactFile:
     """Write a model as a compact file, which `lb.load` reads.
 
@@ -42,9 +48,12 @@ def compress(
             or a function that returns the batches.
         samples: The number of Monte Carlo samples of each prediction that is scored. By default that of the method.
         seed: The seed of these samples. All files are scored with the same noise.
+        target_scale: For regression: the factors from the unit of the targets to the unit of the NLL, as in
+            `lb.evaluate`.
         values: The precision of codebook and outliers, "fp32", "fp16" or "int8". The search chooses its own.
         rest: The precision of biases and norms. With "int8", the variances of norms have 16 bits. A prior that is
             centered on pretrained weights is stored without its center, which is as large as the network.
+        progress: Called with one line about each file that the search tries.
 
     Returns:
         The file: its size, the size of its parts, and what the search tried and chose.
@@ -74,9 +83,9 @@ def compress(
     batches = _readable_again(data)
 
     def score(model: BayesianModel) -> float:
-        return validation_nll(model, batches(), samples, seed)
+        return validation_nll(model, batches(), samples, seed, target_scale)
 
-    return search(bnn, Path(path), goal, batches, score, seed=seed)
+    return search(bnn, Path(path), goal, batches, score, seed, progress or (lambda line: None))
 
 
 def _readable_again(data: Iterable[Any] | Callable[[], Iterable[Any]]) -> Batches:
@@ -88,7 +97,7 @@ def _readable_again(data: Iterable[Any] | Callable[[], Iterable[Any]]) -> Batche
         )
     if isinstance(data, Iterable):
         return lambda: data
-    if callable(data):
+    if callable(data) and not isinstance(data, nn.Module):
         return data
     raise LeanBayesError(
         f"data must be (x, y) batches, or a function that returns them, not {type(data).__name__}: pass a list or a "

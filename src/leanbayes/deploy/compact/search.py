@@ -97,9 +97,8 @@ def search(
     goal: Goal,
     batches: Batches,
     score: Score,
-    *,
-    seed: int = 0,
-    report: Callable[[str], None] = lambda line: None,
+    seed: int,
+    report: Callable[[str], None],
 ) -> CompactFile:
     """Write the compact file that meets the goal.
 

@@ -3,12 +3,13 @@
 It equals `leanbayes.evaluation.evaluate(...)["nll"]`, which this package may not import: evaluation builds on it.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from leanbayes.core.arguments import checked_value
 from leanbayes.errors import LeanBayesError
 from leanbayes.likelihoods import BinaryPrediction, ClassPrediction, Prediction, RegressionPrediction
 from leanbayes.model.bayesian import BayesianModel
@@ -16,17 +17,26 @@ from leanbayes.model.bayesian import BayesianModel
 _TINY = torch.finfo(torch.float32).tiny
 
 
-def validation_nll(bnn: BayesianModel, batches: Iterable[Any], samples: int | None = None, seed: int = 0) -> float:
-    """Predict every batch (x, y), and return the mean negative log-likelihood per label."""
+def validation_nll(
+    bnn: BayesianModel,
+    batches: Iterable[Any],
+    samples: int | None = None,
+    seed: int = 0,
+    target_scale: Sequence[float] = (),
+) -> float:
+    """Predict every batch (x, y), and return the mean negative log-likelihood per label, for scaled targets."""
     total, count = 0.0, 0
     ignore_index = getattr(bnn.likelihood, "ignore_index", -100)
-    for number, batch in enumerate(batches):
+    for number, batch in enumerate(checked_value("data", batches, Iterable)):
         if not isinstance(batch, (tuple, list)) or len(batch) != 2 or not isinstance(batch[1], Tensor):
             raise LeanBayesError("compress() needs data of (x, y) batches to score candidates: pass such batches.")
         x, y = batch
         # All batches share the same Monte Carlo samples, unless each example has its own noise.
         generator = torch.Generator().manual_seed(seed + (number << 20 if bnn.noise_per_example else 0))
-        values = _nll(bnn.predict(x, samples, generator=generator), y, ignore_index)
+        prediction = bnn.predict(x, samples, generator=generator)
+        values = _nll(prediction, y, ignore_index)
+        if isinstance(prediction, RegressionPrediction):
+            values = values + _log_scale(prediction, target_scale)
         total += values.sum(dtype=torch.float64).item()
         count += values.numel()
     if not count:
@@ -52,6 +62,15 @@ def _nll(prediction: Prediction, y: Tensor, ignore_index: int) -> Tensor:
         error = y.to(variance.device) - prediction.mean
         return 0.5 * (error.double().square() / variance + (2 * torch.pi * variance).log())
     raise LeanBayesError(f"A {type(prediction).__name__} has no likelihood to compare candidates by.")
+
+
+def _log_scale(prediction: RegressionPrediction, target_scale: Sequence[float]) -> Tensor:
+    targets = prediction.mean.shape[-1] if prediction.mean.dim() > 1 else 1
+    if len(target_scale) not in (0, 1, targets):
+        raise LeanBayesError(
+            f"target_scale has {len(target_scale)} numbers for {targets} targets: pass one per target, or one for all."
+        )
+    return torch.tensor(target_scale or (1.0,), dtype=torch.float64, device=prediction.mean.device).log()
 
 
 def _class_nll(prediction: ClassPrediction, y: Tensor, ignore_index: int) -> Tensor:

@@ -4,5 +4,4 @@ deterministic    The plain network.
 mc_dropout       Monte Carlo dropout.
 ensemble         Deep ensembles.
 rigl             RigL: sparse training without uncertainty.
-int8             A mean-field posterior in few bits.
 """

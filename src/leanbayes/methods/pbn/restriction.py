@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from leanbayes.core.arguments import checked
 from leanbayes.core.ranking import highest
 from leanbayes.errors import LeanBayesError
 from leanbayes.methods.mean_field import MeanField
@@ -26,6 +27,7 @@ from leanbayes.posteriors import MeanFieldPosterior, PartialPosterior, SubspaceP
 from leanbayes.posteriors.partial import KLSum
 
 
+@checked()
 @torch.no_grad()
 def restrict(bnn: BayesianModel, rate: float, data: Iterable[Any] | None = None) -> BayesianModel:
     """Return a copy of a trained model in which fewer weights are Bayesian. Nothing is trained.

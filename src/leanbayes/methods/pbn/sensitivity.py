@@ -1,12 +1,13 @@
 """Score every weight of a network by how sensitive its outputs are to noise in the weight."""
 
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from leanbayes.core.arguments import checked
 from leanbayes.core.layout import Layout, Select
 from leanbayes.errors import LeanBayesError
 from leanbayes.likelihoods import Likelihood
@@ -16,6 +17,8 @@ from leanbayes.methods.pbn.estimators import DEFAULT, Kind, halves_of
 from leanbayes.methods.pbn.selection import Per
 from leanbayes.model.bayesian import BayesianModel
 from leanbayes.model.conversion import bayesianize
+
+_SHOWN = 10  # layers of a printed result
 
 
 @dataclass(frozen=True)
@@ -40,7 +43,16 @@ class Sensitivity:
     layout: Layout
     scores: Tensor
     kind: str
-    halves: Tensor | None = field(default=None, repr=False)
+    halves: Tensor | None = None
+
+    def __repr__(self) -> str:
+        shares = sorted(self.per_layer().items(), key=lambda item: -item[1])[:_SHOWN]
+        width = max((len(name) for name, _ in shares), default=0)
+        lines = [f"Sensitivity: {self.kind}, {self.layout.numel:,} weights, share of each layer"]
+        lines += [f"  {name:<{width}}  {share:6.1%}" for name, share in shares]
+        if len(self.layout) > _SHOWN:
+            lines.append(f"  ... and {len(self.layout) - _SHOWN:,} more")
+        return "\n".join(lines)
 
     def per_layer(self) -> dict[str, float]:
         """Return each layer's fraction of the sum of all scores."""
@@ -94,6 +106,7 @@ class Sensitivity:
         return {slot.name: count for slot, count in zip(self.layout, counts, strict=True)}
 
 
+@checked()
 def sensitivity(
     model: nn.Module,
     batches: Iterable[tuple[Any, Tensor]] | None = None,

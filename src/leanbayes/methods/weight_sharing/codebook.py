@@ -99,11 +99,6 @@ class Sharing:
     partners: Tensor
     alpha: Tensor
 
-    @property
-    def paper_parameters(self) -> int:
-        """The number of parameters as the paper counts it."""
-        return paper_parameters(len(self.outliers), len(self.blended), len(self.mean))
-
     def weights(self, mean: Tensor, std: Tensor) -> tuple[Tensor, Tensor]:
         """Return mean and variance of each weight after sharing; outliers keep the given ones."""
         loc, variance = mean.clone(), std.square()
@@ -111,11 +106,6 @@ class Sharing:
         loc[inside], variance[inside] = self.mean[self.labels[inside]], self.std[self.labels[inside]].square()
         center, square = blend_moments(self.mean[self.partners], self.std[self.partners], self.alpha)
         return loc.index_copy(0, self.blended, center), variance.index_copy(0, self.blended, square)
-
-
-def paper_parameters(outliers: int, ellipses: int, gaussians: int) -> int:
-    """Return outliers + ellipses + 2·Gaussians (Tables 1 to 3), which omits labels, covariances and σ of outliers."""
-    return outliers + ellipses + 2 * gaussians
 
 
 @torch.no_grad()
@@ -162,7 +152,7 @@ def share_weights(
     empty = (none, none, none.view(0, 2, 2), no_index[:, 0], no_index[:, 0], no_index, none.view(0, settings.nearest))
     parts, labels, first = [empty], torch.full_like(mean, -1, dtype=torch.int64), 0
     for group in groups:
-        count = max(1, round((settings.components or 0) * len(group) / len(index)))
+        count = max(1, round((settings.components or 0) * len(group) / max(len(index), 1)))
         count = min(count, len(group) // max(settings.minimum, 1))
         if not count:  # too few to share
             continue

@@ -57,6 +57,7 @@ class SharedPosterior(Posterior):
     partners: Tensor
     factors: Tensor
     sizes_vary = True
+    caches_moments = True
 
     def __init__(
         self,
@@ -125,7 +126,7 @@ class SharedPosterior(Posterior):
     def _check_shared(self) -> None:
         if not self.is_shared:
             raise LeanBayesError(
-                "It is not chosen yet which weights share a code: pass lb.bayesianize(..., data=batches), or call "
+                "The codes of the weights are not chosen yet: pass lb.bayesianize(..., data=batches), or call "
                 "method.start(training) first."
             )
 

@@ -16,7 +16,6 @@ function stretches(list) {
   return found.filter((some) => some.length);
 }
 
-
 // A single point is a line of length 0, which round caps turn into a dot.
 function polyline(spots) {
   const d = `M${spots.map(([x, y]) => `${short(x)} ${short(y)}`).join("L")}`;
@@ -31,7 +30,26 @@ function band(panel, series) {
   });
 }
 
+// Markers whose area is the share of the examples behind each point.
+function sizedMarkers(spots, series, style) {
+  const nodes = spots.map((spot, k) => {
+    if (!spot) return null;
+    const scale = Math.max(0.8, 2.4 * Math.sqrt(series.sizes[k] ?? 0));
+    const transform = `translate(${short(spot[0])} ${short(spot[1])}) scale(${short(scale)})`;
+    return make("path", { class: `dot sized ${style.color} ${style.fill}`, transform, d: `M0 0${style.shape}` });
+  });
+  return nodes.filter(Boolean);
+}
+
 function drawLines(panel, series, style) {
+  if (series.sizes) {
+    const at = series.x.map((x, k) => panel.spot(x, series.y[k]));
+    return [
+      make("path", { class: `line thin ${style.color} ${style.dash}`, d: stretches(at).map(polyline).join("") }),
+      whiskers(panel, series, (edge) => edge, `tinted ${style.color}`),
+      ...sizedMarkers(at, series, style),
+    ];
+  }
   const spots = series.x.map((x, k) => panel.spot(x, series.y[k]));
   const edges = stretches(band(panel, series)).filter((some) => some.length > 1);
   const around = (some) => [...some.map(([low]) => low), ...some.map(([, high]) => high).reverse()];
@@ -45,10 +63,11 @@ function drawLines(panel, series, style) {
   ];
 }
 
-function whiskers(panel, series, places) {
+function whiskers(panel, series, places, tint = "") {
   const ends = band(panel, series).map((edge, k) => edge && places(edge, k));
   const d = ends.filter(Boolean).map(polyline).join("");
-  return d && make("g", {}, make("path", { class: "halo", d }), make("path", { class: "whisker", d }));
+  const lines = [make("path", { class: "halo", d }), make("path", { class: `whisker ${tint}`, d })];
+  return d && make("g", {}, ...(tint ? lines.slice(1) : lines));
 }
 
 function drawPoints(panel, series, style) {

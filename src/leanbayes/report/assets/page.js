@@ -12,18 +12,38 @@ function applyPicker(views) {
 function attachPicker(views) {
   const picker = document.getElementById("picker");
   if (!picker) return;
-  picker.addEventListener("change", ({ target }) => {
-    if (target.checked) hidden.delete(Number(target.value));
-    else hidden.add(Number(target.value));
-    applyPicker(views);
-  });
-  document.getElementById("all").addEventListener("click", () => {
-    for (const box of picker.querySelectorAll("input")) box.checked = true;
+  const boxes = [...picker.querySelectorAll("input")];
+  const apply = () => {
     hidden.clear();
-    picker.querySelector("input").focus();
+    for (const box of boxes) if (!box.checked) hidden.add(Number(box.value));
     applyPicker(views);
+  };
+  picker.addEventListener("change", apply);
+  document.getElementById("all").addEventListener("click", () => {
+    for (const box of boxes) box.checked = true;
+    boxes[0].focus();
+    apply();
   });
   picker.addEventListener("submit", (event) => event.preventDefault());
+  attachVerdicts((name) => {
+    const box = boxes.find((one) => METHODS[one.value].name === name);
+    if (box && !box.checked) {
+      box.checked = true;
+      apply();
+    }
+  });
+  apply();
+}
+
+// Shows the verdicts on the chosen method, whose lines are drawn from then on.
+function attachVerdicts(draw) {
+  const choice = document.getElementById("method");
+  choice?.addEventListener("change", () => {
+    for (const node of document.querySelectorAll("[data-verdicts]")) {
+      node.hidden = node.dataset.verdicts !== choice.value;
+    }
+    draw(choice.value);
+  });
 }
 
 function attachTheme() {
@@ -47,7 +67,11 @@ function attachTheme() {
 
 const cards = [...document.querySelectorAll("[data-figure]")];
 const views = cards.map((node) => new FigureView(node, DATA.figures[node.dataset.figure]));
-for (const view of views) view.show(hidden);
+attachPicker(views);
+if (!document.getElementById("picker")) {
+  for (const view of views) view.show(hidden);
+  attachVerdicts(() => {});
+}
 const resized = new ResizeObserver((entries) => {
   for (const { target } of entries) {
     const view = views.find((one) => one.plot === target);
@@ -55,7 +79,9 @@ const resized = new ResizeObserver((entries) => {
   }
 });
 for (const view of views) resized.observe(view.plot);
-attachPicker(views);
 attachTheme();
 const summary = document.querySelector("table.summary");
-if (summary) attachSorting(summary);
+if (summary) {
+  attachSorting(summary);
+  attachColumns(summary);
+}

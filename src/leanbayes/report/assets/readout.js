@@ -1,4 +1,5 @@
-// The value at a point: under the mouse, under a finger, or reached by the arrow keys.
+// The values at one position of a figure: under the mouse, under a finger, or reached by the arrow keys. A crosshair
+// lists all series there; a cloud of points shows the nearest one.
 const tip = document.getElementById("tip");
 const speak = document.getElementById("status");
 let shownBy = null; // the figure or cell whose tooltip is open
@@ -21,31 +22,90 @@ function placeTip() {
 
 function hideTip() {
   tip.hidden = true;
-  shownBy?.querySelector?.(".ring")?.remove();
+  clearMarks(shownBy);
   shownBy = null;
+}
+
+function clearMarks(node) {
+  for (const mark of node?.querySelectorAll?.(".ring, .cross") ?? []) mark.remove();
+}
+
+function valueOf(figure, point) {
+  const { series, k } = point;
+  const py = figure.percent?.includes("y");
+  const between = isNumber(series.low?.[k]) && isNumber(series.high?.[k]);
+  const range = between ? ` (${shown(series.low[k], py)} to ${shown(series.high[k], py)})` : "";
+  return `${shown(series.y[k], py)}${range}`;
 }
 
 function readingOf(figure, point) {
   const { series, k } = point;
-  const [px, py] = ["x", "y"].map((axis) => figure.percent?.includes(axis));
-  const between = isNumber(series.low?.[k]) && isNumber(series.high?.[k]);
-  const range = between ? ` (${shown(series.low[k], py)} to ${shown(series.high[k], py)})` : "";
-  const lines = [`${figure.x}: ${shown(series.x[k], px)}`, `${figure.y}: ${shown(series.y[k], py)}${range}`];
+  const lines = [
+    `${figure.x}: ${shown(series.x[k], figure.percent?.includes("x"))}`,
+    `${figure.y}: ${valueOf(figure, point)}`,
+  ];
   return series.labels?.[k] ? [series.labels[k], ...lines] : lines;
+}
+
+// The point of each series of a panel that is nearest to a point along the axis.
+function besides(view, point) {
+  const axis = view.chart.layout.flip ? "y" : "x";
+  const panel = view.chart.panels.find((one) => one.points.includes(point));
+  return panel.series.flatMap((series) => {
+    if (series === point.series) return [point];
+    const own = panel.points.filter((one) => one.series === series);
+    const sameName = own.filter((one) => panel.names && String(series.x[one.k]) === String(point.series.x[point.k]));
+    if (panel.names) return sameName;
+    const away = (one) => Math.abs(one[axis] - point[axis]);
+    return own.length ? [own.reduce((a, b) => (away(b) < away(a) ? b : a))] : [];
+  });
+}
+
+function crosshairOf(view, point) {
+  const { layout, panels } = view.chart;
+  const panel = panels.find((one) => one.points.includes(point));
+  const [x, y] = [short(point.x), short(point.y)];
+  const d = layout.flip
+    ? `M${short(panel.left)} ${y}h${short(layout.width)}`
+    : `M${x} ${short(panel.top)}v${short(layout.height)}`;
+  return make("path", { class: "cross", d });
+}
+
+function listOf(figure, point, points) {
+  const px = figure.percent?.includes("x");
+  const at = point.series.x[point.k];
+  const rows = points.map((one) => {
+    const { series, k } = one;
+    const apart = series.x[k] === at ? "" : ` at ${shown(series.x[k], px)}`;
+    const text = `${valueOf(figure, one)}${apart}${series.labels?.[k] ? `, ${series.labels[k]}` : ""}`;
+    const name = figure.apart ? series.name || figure.y : whoOf(series);
+    const cells = [html("td", {}, swatchOf(figure, series)), html("td", {}, name), html("td", {}, text)];
+    return html("tr", one === point && points.length > 1 ? { class: "active" } : {}, ...cells);
+  });
+  const head = html("div", { class: "at" }, `${figure.x}: ${shown(at, px)}`);
+  const what = html("div", {}, figure.y);
+  return [head, what, html("table", {}, html("tbody", {}, ...rows))];
 }
 
 function showPoint(view, point, aloud) {
   const { figure, chart } = view;
   if (shownBy !== chart.svg) hideTip();
-  chart.svg.querySelector(".ring")?.remove();
-  chart.svg.append(make("circle", { class: "ring", cx: short(point.x), cy: short(point.y), r: 7 }));
+  clearMarks(chart.svg);
   const lines = readingOf(figure, point);
-  const who = html("strong", {}, swatchOf(figure, point.series), whoOf(point.series));
+  let content;
+  if (figure.kind === "points") {
+    const who = html("strong", {}, swatchOf(figure, point.series), whoOf(point.series));
+    content = [who, ...lines.map((line) => html("div", {}, line))];
+  } else {
+    chart.svg.append(crosshairOf(view, point));
+    content = listOf(figure, point, besides(view, point));
+  }
+  chart.svg.append(make("circle", { class: "ring", cx: short(point.x), cy: short(point.y), r: 7 }));
   const where = () => {
     const box = chart.svg.getBoundingClientRect();
     return [box.left + point.x, box.top + point.y];
   };
-  showTip(chart.svg, where, who, ...lines.map((line) => html("div", {}, line)));
+  showTip(chart.svg, where, ...content);
   if (aloud) speak.textContent = `${whoOf(point.series)}, ${lines.join(", ")}`;
 }
 

@@ -31,3 +31,34 @@ function attachSorting(table) {
   });
   attachTips(table.querySelectorAll("[title]"));
 }
+
+// Shows only the main columns, or all of them. A group without a visible column has no header.
+function attachColumns(table) {
+  const button = document.getElementById("columns");
+  const groups = [...table.querySelectorAll("[data-group]")];
+  const heads = [...table.querySelectorAll("th[data-of]")];
+  const all = button?.textContent;
+  const show = (every) => {
+    table.classList.toggle("all", every);
+    for (const group of groups) {
+      const own = heads.filter((head) => head.dataset.of === group.dataset.group);
+      const count = own.filter((head) => every || !head.classList.contains("more")).length;
+      group.hidden = count === 0;
+      group.colSpan = Math.max(count, 1);
+    }
+    if (button) button.textContent = every ? "Main columns" : all;
+    cueScrolling(table);
+  };
+  button?.addEventListener("click", () => show(!table.classList.contains("all")));
+  show(!button);
+  new ResizeObserver(() => cueScrolling(table)).observe(table.parentElement);
+  table.parentElement.addEventListener("scroll", () => cueScrolling(table), { passive: true });
+}
+
+// Says that the table is wider than its box, and where it continues.
+function cueScrolling(table) {
+  const box = table.parentElement;
+  const rest = box.scrollWidth - box.clientWidth;
+  box.classList.toggle("continues", rest - box.scrollLeft > 2);
+  box.nextElementSibling.hidden = rest <= 2;
+}

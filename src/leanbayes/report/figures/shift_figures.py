@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 
-from leanbayes.report.figure import Figure
+from leanbayes.report.figure import Figure, Series
 from leanbayes.report.figures.seed_lines import Runs, in_all, mean_line
 
 _SCORES = {  # name, and which axis is shown in percent
@@ -39,6 +39,7 @@ _FAMILIES = {  # x axis, title, caption, and scores that are plotted
         "accuracy ece",
     ),
 }
+_NOTABLE = 0.02  # relative fall of the uncertainty from which on a figure says so
 _Place = tuple[str, float]  # name and level of a shift
 
 
@@ -53,6 +54,7 @@ def shifts(runs: Runs) -> list[Figure]:
                 # Level 0 of these two kinds is the unchanged inputs.
                 clean = _in_all_runs(runs, "none", key) if family in ("corruptions", "rotation") else {}
                 levels = _means(clean | found, lambda place: place[1])
+                line = mean_line("", sorted(levels), np.transpose([levels[one] for one in sorted(levels)]))
                 figures.append(
                     Figure(
                         key=f"{family}-{key}",
@@ -61,12 +63,26 @@ def shifts(runs: Runs) -> list[Figure]:
                         x=x,
                         y=title,
                         caption=caption,
-                        series=(mean_line("", sorted(levels), np.transpose([levels[one] for one in sorted(levels)])),),
+                        series=(line,),
                         percent=percent,
                         log="x" if family == "labels" else "",
+                        warning=_falls(line) if family == "noise" and key in ("entropy", "std") else "",
                     )
                 )
     return [*figures, *_by_corruption(runs)]
+
+
+def _falls(line: Series) -> str:
+    """Say if the uncertainty is lower under the worst noise, which comes first, than under less, or always the same."""
+    highest = int(np.argmax(line.y))
+    if max(line.y) - min(line.y) <= 1e-3 * abs(max(line.y)):
+        return "The uncertainty does not respond to noise."
+    if line.y[0] >= (1 - _NOTABLE) * line.y[highest]:
+        return ""
+    return (
+        f"The uncertainty falls under the worst noise: from {line.y[highest]:.2f} at {line.x[highest]:.0f} dB to "
+        f"{line.y[0]:.2f} at {line.x[0]:.0f} dB.".replace("-", "\u2212")
+    )
 
 
 def _in_all_runs(runs: Runs, family: str, key: str) -> dict[_Place, list[float]]:

@@ -16,6 +16,8 @@ def selective(runs: Runs) -> list[Figure]:
     found = curves(runs, "risk_coverage")
     if found is None:
         return []
+    line = mean_line("", _GRID, [np.interp(_GRID, coverage, risk) for coverage, risk in found])
+    half = line.y[len(line.y) // 2 - 1]
     return [
         Figure(
             key="risk-coverage",
@@ -25,8 +27,11 @@ def selective(runs: Runs) -> list[Figure]:
             y="risk: share of these predictions that are wrong",
             caption="The model predicts the examples it is most certain of and leaves the rest to a person. A good "
             "model makes few mistakes until the coverage is nearly 100 %.",
-            series=(mean_line("", _GRID, [np.interp(_GRID, coverage, risk) for coverage, risk in found]),),
+            series=(line,),
             percent="xy",
+            warning="Abstaining does not help: the more certain half of its answers is wrong as often as all."
+            if 0 < line.y[-1] <= half
+            else "",
         )
     ]
 
@@ -64,6 +69,11 @@ def ood_detection(runs: Runs) -> list[Figure]:
     names = in_all(found)
     if not names:
         return []
+    lines = tuple(
+        mean_line(title, names, values)
+        for measure, title in _MEASURES.items()
+        if not _is_constant(values := [[one[name]["by"][measure]["auroc"] for name in names] for one in found])
+    )
     return [
         Figure(
             key="detection",
@@ -73,15 +83,19 @@ def ood_detection(runs: Runs) -> list[Figure]:
             y="AUROC",
             caption="The probability that an OOD example is more uncertain than a test example, for three measures of "
             "uncertainty. 50 % is chance, 100 % is perfect.",
-            series=tuple(
-                mean_line(title, names, values)
-                for measure, title in _MEASURES.items()
-                if not _is_constant(values := [[one[name]["by"][measure]["auroc"] for name in names] for one in found])
-            ),
+            series=lines,
+            warning=_unnoticed(lines),
             percent="y",
             apart=True,
         )
     ]
+
+
+def _unnoticed(lines: Sequence[Series]) -> str:
+    """Name the OOD data that are less uncertain than the test data by every measure."""
+    best = {str(name): max(line.y[place] for line in lines) for place, name in enumerate(lines[0].x)} if lines else {}
+    unnoticed = [f"{name} ({auroc:.0%})" for name, auroc in best.items() if auroc < 0.5]
+    return f"Worse than chance, whatever the measure: {', '.join(unnoticed)}." if unnoticed else ""
 
 
 def _is_constant(aurocs: Sequence[Sequence[float]]) -> bool:

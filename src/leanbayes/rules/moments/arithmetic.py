@@ -189,11 +189,15 @@ def addcmul(input: Any, tensor1: Any, tensor2: Any, *, value: float = 1) -> Mome
 
 @moment_rule(*named("lerp"))
 def lerp(input: Any, end: Any, weight: Any) -> Moments:
-    """Return x + weight·(y - x)."""
-    if isinstance(weight, Moments):
-        raise unsupported("torch.lerp with a random weight", 'write it as a sum, or use bnn.using("sample").')
-    loc = torch.lerp(loc_of(input), loc_of(end), weight)
-    return combined(loc, [(x, s) for x, s in ((input, 1 - weight), (end, weight)) if isinstance(x, Moments)])
+    """Return x + weight·(y - x), exact for independent values: the slopes are 1 - weight, weight and y - x."""
+    share = loc_of(weight)
+    loc = torch.lerp(loc_of(input), loc_of(end), share)
+    terms = [(x, s) for x, s in ((input, 1 - share), (end, share)) if isinstance(x, Moments)]
+    if not isinstance(weight, Moments):
+        return combined(loc, terms)
+    extra = [weight.variance * x.variance for x, _ in terms]
+    terms.append((weight, loc_of(end) - loc_of(input)))
+    return combined(loc, terms, sum(extra[1:], extra[0]) if extra else None)
 
 
 @moment_rule(*named("glu"))

@@ -31,10 +31,12 @@ def linear(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
 
 
 def _uncorrected(function: Callable[..., Any], form: LinearForm, arguments: dict[str, Any]) -> Any:
-    if form.weight == "other" and arguments["other"].dim() != 2:
+    if form.weight == "other":
         from leanbayes.rules.moments.products import matmul
 
-        return matmul(arguments["input"], arguments["other"])
+        other = arguments["other"]
+        if other.dim() != 2 or (isinstance(other, Moments) and other.common is not None):  # not a weight
+            return matmul(arguments["input"], other)
     if arguments.get("max_norm") is not None:
         raise unsupported("an embedding with max_norm", 'remove max_norm, or use bnn.using("sample").')
     if form.bias == "input":
@@ -78,8 +80,10 @@ class _Tokens(NamedTuple):
         if isinstance(x, Moments) and x.copies is not None:  # a weight, whose rows are channels
             return None
         rows, first = within.rows, within.batch_first
-        if rows == 0 or x.shape[0] == rows or x.shape[0] % rows:
+        if rows == 0 or x.shape[0] in (1, rows):
             return None
+        if x.shape[0] % rows:  # a selection of tokens, or a table of positions
+            return cls(1, x.shape[0], True)
         if isinstance(x, Moments) and x.common is not None:
             shared = [x.common.shape[place + 1] == 1 for place in groups_of(x)[0]]
             first = shared[-1] if len(shared) > 1 and any(shared) else first  # tokens share noise, examples do not
@@ -110,7 +114,10 @@ def embedding_bag(
     include_last_offset: bool = False,
     padding_idx: int | None = None,
 ) -> Moments:
-    """Sum or average rows of a weight, each with its own noise: variances are Σv, Σs²v with factors s, or Σv/n²."""
+    """Sum or average rows of a weight, each with its own noise: Σ_i c_i²·v_i, where c_i is how often row i is in a bag.
+
+    With factors, c_i is the sum of those of row i.
+    """
     if (
         max_norm is not None
         or mode == "max"
@@ -125,9 +132,19 @@ def embedding_bag(
         return F.embedding_bag(input, rows, offsets, mode=how, per_sample_weights=factors, **settings)
 
     v = weight.variance
-    factors = None if per_sample_weights is None else per_sample_weights.to(v.dtype).square()
-    variance = summed(v, "sum", factors)
+    factors = torch.ones_like(input, dtype=v.dtype) if per_sample_weights is None else per_sample_weights.to(v.dtype)
+    variance = summed(v, "sum", factors * _sums_of_equals(factors, input, offsets, len(v)))
     if mode == "mean":
         count = summed(torch.ones_like(v[:, :1]), "sum").clamp_min(1)
         variance = variance / count.square()
     return weight.like(summed(weight.loc, mode, per_sample_weights), variance)
+
+
+def _sums_of_equals(factors: Tensor, rows: Tensor, offsets: Tensor | None, count: int) -> Tensor:
+    """Return for each entry of all bags the sum of the factors of the same row in its bag."""
+    places = torch.arange(rows.numel(), device=rows.device)
+    bags = places // max(1, rows.shape[-1]) if offsets is None else torch.searchsorted(offsets, places, right=True)
+    keys, order = (bags * count + rows.reshape(-1)).sort()
+    groups = torch.cat([keys.new_zeros(1), (keys.diff() != 0).long()]).cumsum(0)[: len(keys)]
+    sums = torch.zeros_like(factors).reshape(-1).index_add(0, groups, factors.reshape(-1)[order])
+    return torch.empty_like(sums).scatter(0, order, sums[groups]).reshape(factors.shape)

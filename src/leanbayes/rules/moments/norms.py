@@ -93,19 +93,19 @@ def batch_norm(
     if training or running_mean is None or running_var is None:
         others = [dim for dim in range(dims) if dim != 1]
         variance, mean = torch.var_mean(m, others, correction=0)
-        noise = shrunk(x.variance).mean(others)
+        some = shrunk(x.variance)
+        noise = some.sum(others) / math.prod(some.shape[dim] for dim in others)  # mean() has a slower backward pass
         scale = (variance + noise + eps).rsqrt()
         # The backward pass needs the statistics that it has stored, so they do not change afterwards.
-        stored = None if running_var is None else running_var.clone()
-        loc = F.batch_norm(x.loc, running_mean, stored, loc_of(weight), loc_of(bias), training, momentum, eps)
-        if x.within.activations == "exact" or x.loc.numel() <= 2 * x.shape[1]:
-            excess = scale - (variance + eps).rsqrt()
-            excess = excess if weight is None else excess * loc_of(weight).to(dtype)
-            center = m - _per_channel(mean, dims)
-            loc = (loc + center * _per_channel(excess, dims)).to(loc.dtype)
-            stored = None if stored is None else stored + momentum * noise.detach()
+        stored, gamma = None if running_var is None else running_var.clone(), loc_of(weight)
+        exact = x.within.activations == "exact" or x.loc.numel() <= 2 * x.shape[1]
+        if exact:  # F.batch_norm divides by the std of the means, so its γ has the ratio of both stds
+            like = next(one for one in (gamma, running_var, x.loc) if one is not None)
+            ratio = ((variance + eps).sqrt() * scale).to(like.dtype)
+            gamma = ratio if gamma is None else gamma * ratio
+        loc = F.batch_norm(x.loc, running_mean, stored, gamma, loc_of(bias), training, momentum, eps)
         if training and running_var is not None and stored is not None:
-            running_var.copy_(stored)
+            running_var.copy_(stored + momentum * noise.detach() if exact else stored)
     else:
         scale, mean = (running_var.to(dtype) + eps).rsqrt(), running_mean.to(dtype)
         loc = F.batch_norm(x.loc, running_mean, running_var, loc_of(weight), loc_of(bias), False, momentum, eps)

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from leanbayes.rules.moments.context import Pass
 from leanbayes.rules.moments.conversions import loc_of
-from leanbayes.rules.moments.registry import moment_rule, unsupported
+from leanbayes.rules.moments.registry import moment_rule
 from leanbayes.rules.moments.value import Moments
 
 State = tuple[Any, ...]  # (h,), or (h, c) for an LSTM
@@ -50,10 +50,9 @@ def _register(name: str, cell: Cell) -> None:
 
     @moment_rule(layer)
     def run_layer(*args: Any) -> Any:
-        if not isinstance(args[3], bool):
-            remedy = 'pad the sequences instead of packing them, or use bnn.using("sample").'
-            raise unsupported(f"torch.{name} of a packed sequence", remedy)
-        return _run(layer, cell, *args)
+        if isinstance(args[3], bool):
+            return _run(layer, cell, *args)
+        return _run_packed(layer, cell, *args)
 
     @moment_rule(step)
     def run_step(input: Any, hx: Any, w_ih: Any, w_hh: Any, b_ih: Any = None, b_hh: Any = None) -> Any:
@@ -107,6 +106,112 @@ def _run(
     return tuple(results)
 
 
+def _run_packed(
+    function: Callable[..., Any],
+    cell: Cell,
+    data: Any,
+    batch_sizes: Tensor,
+    hx: Any,
+    weights: Sequence[Any],
+    has_biases: bool,
+    num_layers: int,
+    dropout: float,
+    train: bool,
+    bidirectional: bool,
+) -> Any:
+    """Compute torch.lstm and the like for a packed sequence: all first steps, then all second ones, and so on."""
+    hidden = tuple(hx) if isinstance(hx, (tuple, list)) else (hx,)
+    within = next(x for x in (data, *weights, *hidden) if isinstance(x, Moments)).within
+    directions = 2 if bidirectional else 1
+    each = len(weights) // (num_layers * directions)
+    sizes, places = batch_sizes.tolist(), _places(batch_sizes).to(data.device)
+    x, last = data, list[State]()
+    outer, within.batch_first = within.batch_first, True
+    for layer in range(num_layers):
+        outputs = []
+        for direction in range(directions):
+            number = layer * directions + direction
+            own = _Weights(weights[number * each : (number + 1) * each], has_biases)
+            steps, state = _walk_packed(
+                cell, x[places], tuple(h[number] for h in hidden), own, direction == 1, within, sizes
+            )
+            outputs.append(torch.cat(steps))
+            last.append(state)
+        x = torch.cat(outputs, -1) if bidirectional else outputs[0]
+        if train and dropout > 0 and layer < num_layers - 1:
+            x = F.dropout(x, dropout)
+    within.batch_first = outer
+    results = [x, *(_stack(part, 0) for part in zip(*last, strict=True))]
+    if not (train and dropout > 0 and num_layers > 1):
+        settings = (has_biases, num_layers, dropout, train, bidirectional)
+        plain = function(loc_of(data), batch_sizes, _locs(hx), _locs(weights), *settings)
+        results = [_exact_without_noise(value, loc) for value, loc in zip(results, plain, strict=True)]
+    return tuple(results)
+
+
+def _places(batch_sizes: Tensor) -> Tensor:
+    """Return the row of a packed sequence for each example and step; after the end of an example, that of its end."""
+    steps = torch.arange(len(batch_sizes))
+    starts = batch_sizes.cumsum(0) - batch_sizes
+    examples = torch.arange(int(batch_sizes[0]))
+    ends = (batch_sizes[None] > examples[:, None]).sum(1) - 1
+    return starts[torch.minimum(steps[None], ends[:, None])] + examples[:, None]
+
+
+def _walk_packed(
+    cell: Cell, x: Any, state: State, own: "_Weights", backwards: bool, within: Pass, sizes: Sequence[int]
+) -> tuple[list[Any], State]:
+    """Process sequences (batch, length, channels), of which only the first `sizes[step]` have a step.
+
+    The states of the others, which have ended or have not started yet, stay the same.
+    """
+    gates = F.linear(x, own.w_ih, own.b_ih)
+    start, order = within.taken, range(len(sizes))
+    outputs: list[Any] = []
+    for step in reversed(order) if backwards else order:
+        within.taken, rows = start, sizes[step]
+        new = _step(cell, gates[:rows, step], tuple(part[:rows] for part in state), own)
+        outputs.append(new[0])
+        ended = rows < len(state[0])
+        state = tuple(torch.cat([n, s[rows:]]) for n, s in zip(new, state, strict=True)) if ended else new
+    return outputs[::-1] if backwards else outputs, state
+
+
+def _step(cell: Cell, gates: Any, state: State, own: "_Weights") -> State:
+    """Compute the next state, given the gates of an input."""
+    # A sequence of length 1, so that the noise of the weight is common.
+    recurrent = F.linear(state[0].unsqueeze(1), own.w_hh, own.b_hh).squeeze(1)
+    h, *rest = cell(gates, recurrent, state)
+    if own.projection is not None:
+        h = F.linear(h.unsqueeze(1), own.projection).squeeze(1)
+    return h, *rest
+
+
+@moment_rule(torch._pack_padded_sequence)
+def _pack(input: Moments, lengths: Tensor, batch_first: bool) -> tuple[Moments, Tensor]:
+    """Collect the first steps of all sequences, then the second ones, and so on."""
+    x = input.transpose(0, 1) if batch_first else input
+    _, batch_sizes = torch._pack_padded_sequence(x.loc, lengths, False)
+    return torch.cat([x[step, :rows] for step, rows in enumerate(batch_sizes.tolist())]), batch_sizes
+
+
+@moment_rule(torch._pad_packed_sequence)
+def _pad(
+    data: Moments, batch_sizes: Tensor, batch_first: bool, padding_value: Any, total_length: int
+) -> tuple[Moments, Tensor]:
+    """Return the sequences of a packed one, with the padding after their ends."""
+    settings = (batch_sizes, False, padding_value, total_length)
+    loc, lengths = torch._pad_packed_sequence(data.loc, *settings)
+    width, *sizes = loc.shape[1], *data.shape[1:]
+    steps = []
+    for part in torch.split(data, batch_sizes.tolist()):  # type: ignore[arg-type]
+        missing = part.loc.new_full((width - len(part), *sizes), padding_value)
+        steps.append(torch.cat([part, missing]) if len(missing) else part)
+    steps += [data.loc.new_full((width, *sizes), padding_value)] * (len(loc) - len(steps))
+    padded = torch.stack(steps)
+    return padded.transpose(0, 1) if batch_first else padded, lengths
+
+
 class _Weights:
     """The weights of one layer in one direction."""
 
@@ -125,13 +230,8 @@ def _walk(cell: Cell, x: Any, state: State, own: _Weights, backwards: bool, with
     outputs = []
     for step in range(length):
         within.taken = start  # the same noise for the same weights
-        # A sequence of length 1, so that the noise of the weight is common.
-        recurrent = F.linear(state[0].unsqueeze(1), own.w_hh, own.b_hh).squeeze(1)
-        h, *rest = cell(gates[:, length - 1 - step if backwards else step], recurrent, state)
-        if own.projection is not None:
-            h = F.linear(h.unsqueeze(1), own.projection).squeeze(1)
-        state = (h, *rest)
-        outputs.append(h)
+        state = _step(cell, gates[:, length - 1 - step if backwards else step], state, own)
+        outputs.append(state[0])
     return outputs[::-1] if backwards else outputs, state
 
 

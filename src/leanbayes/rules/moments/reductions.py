@@ -168,9 +168,11 @@ def cumsum(input: Moments, dim: int, *, dtype: torch.dtype | None = None) -> Mom
 def vector_norm(
     input: Moments, ord: Any = 2, dim: Any = None, keepdim: bool = False, *, dtype: torch.dtype | None = None
 ) -> Moments:
-    """Compute the Euclidean norm: its slopes are x/|x|, and E|x| = √(|m|² + Σv - Var|x|)."""
+    """Compute the Euclidean norm: its slopes are x/|x|, and E|x| = √(|m|² + Σv - Var|x|). The norm 1 is Σ|x|."""
+    if ord == 1:
+        return input.abs().sum(_dims(input, dim), keepdim, dtype=dtype)
     if ord != 2:
-        raise unsupported("torch.linalg.vector_norm with ord other than 2")
+        raise unsupported("torch.linalg.vector_norm with ord other than 1 or 2")
     dims = _dims(input, dim)
     plain = torch.linalg.vector_norm(input.loc, 2, dim, keepdim, dtype=dtype)
     m = input.loc.to(variance_dtype(plain.dtype))

@@ -59,12 +59,16 @@ class MomentPropagation(Rule):
     def weights(self, posterior: Posterior, key: Tensor, with_kl: bool) -> tuple[Sequence[Any], Tensor | None]:
         """Return the mean and variance of each parameter."""
         self.check(posterior)
-        layout, within = posterior.layout, Pass(self.correlation, self.activations)
+        within = Pass(self.correlation, self.activations)
         if self.correlation == "common" and posterior.training:
             within.signs = noise.signs(posterior.mean(), (TRAINING_PROBES, CHANNELS), key, stream=1)
-        variance, kl = posterior.variance_and_kl(key) if with_kl else (posterior.variance(), None)
-        means = layout.split(posterior.mean())
-        variances = layout.split(variance.to(variance_dtype(variance.dtype)))
+        kl: Tensor | None = None
+        if with_kl:
+            flat, kl = posterior.variance_and_kl(key)
+            means, variances = posterior.layout.split(posterior.mean()), posterior.layout.split(flat)
+        else:
+            means, variances = posterior.slot_moments()
+        variances = [variance.to(variance_dtype(variance.dtype)) for variance in variances]
         slots = zip(means, variances, posterior.random_slots(), strict=True)
         return [Moments(m, v, within=within) if random else m for m, v, random in slots], kl
 

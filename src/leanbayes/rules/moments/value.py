@@ -304,7 +304,9 @@ def _track_sums(result: Any, function: Callable[..., Any], args: tuple[Any, ...]
     values = [value for value in (*args, *kwargs.values()) if isinstance(value, Moments)]
     if not values or not all([value.copies is not None or value.mixed for value in values]):
         return
-    if any([value.mixed for value in values]) or (function in MIXING and args and args[0] is values[0]):
+    sums = function in MIXING and args and args[0] is values[0]
+    sums = sums or (function is torch.einsum and len(args) == 2)  # of one value
+    if sums or any([value.mixed for value in values]):
         for part in result if isinstance(result, tuple) else (result,):
             if isinstance(part, Moments):
                 part.mixed = True

@@ -1,6 +1,8 @@
 """The INT8 baseline: rounding errors within half a step, and sizes that match a count by hand."""
 
+import runpy
 from itertools import pairwise
+from pathlib import Path
 
 import pytest
 import torch
@@ -8,9 +10,10 @@ from compact_cases import X, build
 from torch import Tensor
 
 import leanbayes as lb
-from leanbayes.methods.baselines.int8 import quantize_posterior
 from leanbayes.networks import build as build_model
 from leanbayes.posteriors import MeanFieldPosterior
+
+quantize_posterior = runpy.run_path(str(Path(__file__).parents[2] / "experiments" / "int8.py"))["quantize_posterior"]
 
 
 @pytest.mark.parametrize("std_bits", [4, 2, 1])

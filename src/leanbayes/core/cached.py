@@ -1,0 +1,60 @@
+"""A result that is computed again only if the tensors that it depends on have changed."""
+
+from collections.abc import Callable, Iterable
+from typing import Any, Generic, TypeVar
+
+import torch
+from torch import Tensor
+
+from leanbayes.core import noise
+
+T = TypeVar("T")
+
+
+class Cached(Generic[T]):
+    """The last result of one function of some tensors. Copies of it, also by pickle, are empty.
+
+    The tensors are compared by where they are, by autograd's counter of changes, and by two sums over their bits and
+    values: writes through `tensor.data`, NumPy or a CUDA graph do not count as changes. Only such a write that moves
+    elements without changing any is not seen.
+    """
+
+    def __init__(self) -> None:
+        self._found: tuple[Any, T] | None = None
+
+    def get(self, key: Any, tensors: Iterable[Tensor], compute: Callable[[], T]) -> T:
+        """Return `compute()`, or its last result if neither `key` nor the tensors have changed since then."""
+        tensors = [tensor for tensor in tensors if tensor.numel()]
+        if not _can_be_compared(tensors):
+            return compute()
+        current = (key, _fingerprint(tensors))
+        if self._found is None or self._found[0] != current:
+            self._found = None  # free the memory first
+            self._found = (current, compute())
+        return self._found[1]
+
+    def clear(self) -> None:
+        """Drop the result."""
+        self._found = None
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> "Cached[T]":
+        return Cached()
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Cached, ()
+
+
+def _can_be_compared(tensors: list[Tensor]) -> bool:
+    """Whether the tensors have values that Python can read now, and no gradient goes through the result."""
+    if torch.is_grad_enabled() or torch.compiler.is_compiling() or noise.in_transform():
+        return False
+    return all(type(t) in (Tensor, torch.nn.Parameter) and t.device.type in ("cpu", "cuda") for t in tensors)
+
+
+def _fingerprint(tensors: list[Tensor]) -> tuple[Any, ...]:
+    versions = [None if t.is_inference() else t._version for t in tensors]
+    places = [(t.data_ptr(), t.shape, t.stride(), t.dtype, t.device) for t in tensors]
+    bits = [torch.hash_tensor(t.detach()).view(torch.int64) for t in tensors]  # the XOR of all elements
+    sums = [t.detach().sum().double().view(torch.int64) for t in tensors]  # the XOR of equal elements may be 0
+    sizes = torch.stack([one.to(tensors[0].device) for one in (*bits, *sums)]).tolist() if tensors else []
+    return *zip(versions, places, strict=True), *sizes

@@ -1,0 +1,235 @@
+"""Compiled passes of one model, for `predict`.
+
+A pass by `moments` calls many small kernels. On a GPU Python launches them more slowly than they run, so a compiled
+pass in a CUDA graph is many times faster. Compiling takes long, though: by default a kind of pass is compiled once it
+has taken some seconds without, so that a few predictions never wait for it.
+
+A kind of pass is its rule, the shapes and dtypes of the inputs, and autocast. All else that a pass depends on, such as
+factors and the mode, is guarded by torch.compile. Weights are inputs of the compiled code, so they may change.
+"""
+
+import logging
+import threading
+from collections import OrderedDict
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from types import FunctionType
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from leanbayes.core.network import call_with, map_rows, output_tensor, tensors_of
+from leanbayes.errors import LeanBayesError
+from leanbayes.rules import Moments, moments_of
+
+if TYPE_CHECKING:
+    from leanbayes.model.bayesian import BayesianModel
+    from leanbayes.model.draw import Draw
+
+_LOG = logging.getLogger("leanbayes")
+_MOST = 8  # kinds of passes per model
+_PAYS_AFTER = 5.0  # seconds; compiling takes longer, but a kind of pass that was used for so long is often used on
+_Kind = tuple[Any, ...]
+
+
+@dataclass
+class _Known:
+    """What is known about one kind of pass."""
+
+    seconds: float = 0.0
+    call: Callable[..., Any] | None = None
+    failed: bool = False
+
+
+class CompiledPasses:
+    """The compiled passes of one model. Copies of it, also by pickle, are empty."""
+
+    def __init__(self) -> None:
+        self._known: OrderedDict[tuple[_Kind, int], _Known] = OrderedDict()  # by kind and number of examples
+        self._eager: list[tuple[_Known, int]] = []  # passes since the last `add_time`, with their numbers of examples
+        self._logged: set[str] = set()
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> "CompiledPasses":
+        return CompiledPasses()
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return CompiledPasses, ()
+
+    def run(self, bnn: "BayesianModel", draw: "Draw | None", x: Any, rows: int, compile: bool | None) -> Any:
+        """Run a pass, compiled if that is asked for or pays. Without `draw` the weights are in the network already."""
+        if compile is False or (compile is None and not _is_automatic(bnn)):
+            return _one_pass(bnn, draw, x)
+        if compile:
+            _check_can_be_compiled(bnn)
+        kind = _kind_of(bnn, x, rows)
+        known = None if kind is None else self._find(kind, rows)
+        if kind is None or known is None or (known.failed and not compile):
+            return _one_pass(bnn, draw, x)
+        if known.call is None and not compile and known.seconds < _PAYS_AFTER:
+            larger = self._larger(kind, rows, bnn)
+            if larger is None:
+                self._eager.append((known, rows))
+                return _one_pass(bnn, draw, x)
+            return self._padded(larger, kind, bnn, draw, x, rows)
+        return self._compiled(known, bnn, draw, x, compile)
+
+    def add_time(self, seconds: float) -> None:
+        """Share the time of a prediction among its passes that were not compiled."""
+        total = sum(rows for _, rows in self._eager)
+        for known, rows in self._eager:
+            known.seconds += seconds * rows / total
+        self._eager.clear()
+
+    def _find(self, kind: _Kind, rows: int) -> _Known:
+        known = self._known.setdefault((kind, rows), _Known())
+        self._known.move_to_end((kind, rows))
+        if len(self._known) > _MOST:
+            self._known.popitem(last=False)
+        return known
+
+    def _larger(self, kind: _Kind, rows: int, bnn: "BayesianModel") -> int | None:
+        """Return the number of examples of a compiled pass of the same kind that has room for a smaller batch."""
+        if bnn.noise_per_example:  # more examples would have other noise
+            return None
+        sizes = [size for (own, size), known in self._known.items() if own == kind and size > rows and known.call]
+        return min(sizes, default=None)
+
+    def _padded(self, size: int, kind: _Kind, bnn: "BayesianModel", draw: "Draw | None", x: Any, rows: int) -> Any:
+        """Repeat the last example until the batch has a size that is compiled, and drop the outputs of the copies."""
+
+        def padded(tensor: Tensor) -> Tensor:
+            return torch.cat([tensor, tensor[-1:].expand(size - rows, *tensor.shape[1:])])
+
+        output = self._compiled(self._find(kind, size), bnn, draw, map_rows(padded, x, rows), None)
+        return output[:rows]
+
+    def _compiled(self, known: _Known, bnn: "BayesianModel", draw: "Draw | None", x: Any, compile: bool | None) -> Any:
+        if known.call is None:
+            self._log_once(
+                logging.INFO, "Compiling a pass of the network; pass compile=False to predict() to avoid it."
+            )
+            known.call = _compile(bnn)
+        if bnn.members is None and draw is not None:
+            draw = draw._replace(number=0)  # it would be a constant of the compiled code
+        try:
+            if bnn.device.type == "cuda":
+                _mark_fixed(bnn)
+                torch.compiler.cudagraph_mark_step_begin()
+            parts = known.call(bnn, draw, x)
+        except torch.OutOfMemoryError:
+            raise
+        except Exception as error:  # the network is the user's, and the compiler may raise anything
+            known.call, known.failed = None, True
+            output = _one_pass(bnn, draw, x)  # if this fails too, its error is the clearer one
+            reason = (str(error).strip().splitlines() or [""])[0].rstrip(".")
+            if compile:
+                raise LeanBayesError(
+                    f"The network cannot be compiled ({type(error).__name__}: {reason}): leave out compile=True."
+                ) from error
+            self._log_once(
+                logging.WARNING, f"The network is not compiled for predict(): {type(error).__name__}: {reason}."
+            )
+            return output
+        return _output(parts, bnn.device.type == "cuda")
+
+    def _log_once(self, level: int, text: str) -> None:
+        if text not in self._logged:
+            self._logged.add(text)
+            _LOG.log(level, text)
+
+
+# -- one pass ---------------------------------------------------------------------------------------------------------
+
+
+def _one_pass(bnn: "BayesianModel", draw: "Draw | None", x: Any) -> Any:
+    return output_tensor(call_with(bnn.call_with_values, x) if draw is None else call_with(bnn, x, _draw=draw))
+
+
+def _parts_of_pass(bnn: "BayesianModel", draw: "Draw | None", x: Any) -> Any:
+    """Run a pass and return tensors, because compiled code cannot return `Moments`."""
+    output = moments_of(_one_pass(bnn, draw, x))
+    if not isinstance(output, Moments):
+        return output
+    output = output.plain()
+    return output.loc, output.variance, output.common
+
+
+def _output(parts: Any, copy: bool) -> Any:
+    """Return the output of a pass from its tensors, which the next replay of a CUDA graph overwrites."""
+    if isinstance(parts, Tensor):
+        return parts.clone() if copy else parts
+    loc, variance, common = (part.clone() if copy and part is not None else part for part in parts)
+    return Moments(loc, total=variance, common=common)
+
+
+def _compile(bnn: "BayesianModel") -> Callable[..., Any]:
+    # Compiled code is stored with the code object of a function. A new one is freed together with the function, and
+    # does not count towards torch's limit of recompilations for other kinds of passes.
+    function = FunctionType(_parts_of_pass.__code__.replace(), _parts_of_pass.__globals__, _parts_of_pass.__name__)
+    # Up to torch 2.12 CUDA graphs work only in the thread that imported torch.
+    in_main = threading.current_thread() is threading.main_thread()
+    mode = "reduce-overhead" if bnn.device.type == "cuda" and in_main else None
+    return torch.compile(function, fullgraph=True, dynamic=False, mode=mode)
+
+
+def _mark_fixed(bnn: "BayesianModel") -> None:
+    """Let a CUDA graph read weights that passes share where they are, instead of copying them for every pass."""
+    if bnn.current_rule.random:
+        return
+    for value in bnn.values:
+        for tensor in tensors_of(value if isinstance(value, Tensor) else vars(value)):
+            torch._dynamo.mark_static_address(tensor)
+
+
+def _is_automatic(bnn: "BayesianModel") -> bool:
+    """Whether a pass may be compiled without asking. The results differ by rounding, from some call on."""
+    return bnn.device.type == "cuda" and _obstacle(bnn) is None and not torch.are_deterministic_algorithms_enabled()
+
+
+def _check_can_be_compiled(bnn: "BayesianModel") -> None:
+    obstacle = _obstacle(bnn)
+    if obstacle is not None:
+        raise LeanBayesError(f"compile=True is not possible, because {obstacle}: leave it out.")
+
+
+def _obstacle(bnn: "BayesianModel") -> str | None:
+    if bnn.current_rule.needs_graph:
+        return f"the rule {bnn.rule!r} runs a backward pass"
+    if bnn.members is not None:
+        return "the members of an ensemble are separate networks"
+    if is_compiled(bnn):
+        return "the network is compiled already"
+    return None
+
+
+def is_compiled(bnn: "BayesianModel") -> bool:
+    """Whether parts of the network are compiled by the user."""
+    return any(
+        hasattr(module, "_orig_mod") or getattr(module, "_compiled_call_impl", None) is not None
+        for module in bnn.modules()
+    )
+
+
+def _kind_of(bnn: "BayesianModel", x: Any, rows: int) -> _Kind | None:
+    """Return what passes of one compiled code have in common, besides the number of examples; None if unknown."""
+    device = bnn.device.type
+    autocast = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else None
+    modes = (autocast, torch.is_inference_mode_enabled(), threading.current_thread() is threading.main_thread())
+    kind = (bnn.current_rule, bnn.device, modes, _described(x, rows))
+    try:
+        hash(kind)
+    except TypeError:
+        return None
+    return kind
+
+
+def _described(x: Any, rows: int) -> Any:
+    if isinstance(x, Tensor):
+        shape = x.shape[1:] if x.dim() and len(x) == rows else (None, x.shape)
+        return shape, x.stride(), x.dtype, x.device
+    if isinstance(x, Mapping):
+        return type(x), tuple((key, _described(value, rows)) for key, value in x.items())
+    if isinstance(x, (tuple, list)):
+        return type(x), tuple(_described(value, rows) for value in x)
+    return x

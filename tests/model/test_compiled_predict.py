@@ -1,0 +1,271 @@
+"""`predict(compile=...)`: the same results as without, a bounded number of compiled passes, and a logged fallback."""
+
+import copy
+import functools
+import gc
+import logging
+import pickle
+import threading
+import weakref
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import leanbayes as lb
+from leanbayes.model import compiled_passes
+
+
+@pytest.fixture(autouse=True)
+def compilations(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Any]]:
+    """Leave out the code generation of inductor, which takes minutes, and return the compiled graphs."""
+    found: list[Any] = []
+
+    def backend(graph: Any, inputs: Any) -> Any:
+        found.append(graph)
+        return graph.forward
+
+    torch.compiler.reset()
+    monkeypatch.setattr(torch, "compile", functools.partial(torch.compile, backend=backend))
+    yield found
+    torch.compiler.reset()
+
+
+def _conv() -> nn.Module:
+    torch.manual_seed(0)
+    return nn.Sequential(
+        nn.Conv2d(2, 6, 3, padding=1),
+        nn.BatchNorm2d(6),
+        nn.ReLU(),
+        nn.AdaptiveAvgPool2d(1),
+        nn.Flatten(),
+        nn.Linear(6, 3),
+    )
+
+
+def _model(method: lb.Method | None = None, **settings: Any) -> lb.BayesianModel:
+    return lb.bayesianize(_conv(), method or lb.MeanField(init_std=0.1), **settings).eval()
+
+
+def _images(rows: int, seed: int = 0) -> Tensor:
+    return torch.randn(rows, 2, 6, 6, generator=torch.Generator().manual_seed(seed))
+
+
+def _same(first: Any, second: Any) -> None:
+    torch.testing.assert_close(first.probs, second.probs, rtol=1e-4, atol=1e-6)
+    torch.testing.assert_close(first.expected_entropy, second.expected_entropy, rtol=1e-4, atol=1e-6)
+
+
+WAYS: list[tuple[lb.Method, str]] = [
+    (lb.MeanField(init_std=0.1), "moments"),
+    (lb.MeanField(init_std=0.1), "sample"),
+    (lb.MeanField(init_std=0.1), "mean"),
+    (lb.MeanField(init_std=0.1), "flipout"),
+    (lb.MeanField(init_std=0.1), "local"),
+    (lb.SSVI(density=0.5), "moments"),
+    (lb.PBN(rate=0.5, sensitivity="magnitude"), "moments"),
+    (lb.MCDropout(rate=0.2), "sample"),
+]
+
+
+@pytest.mark.parametrize(("method", "rule"), WAYS, ids=[f"{type(m).__name__}-{r}" for m, r in WAYS])
+def test_a_compiled_pass_gives_the_same(method: lb.Method, rule: str, compilations: list[Any]) -> None:
+    bnn = _model(method)
+    samples = 3 if rule in ("sample", "flipout", "local") else None
+
+    def predict(x: Tensor, compile: bool) -> Any:
+        return bnn.predict(x, samples, rule=rule, compile=compile, generator=torch.Generator().manual_seed(1))
+
+    for seed in range(2):
+        _same(predict(_images(4, seed), True), predict(_images(4, seed), False))
+    assert len(compilations) == 1  # one graph for both batches and all samples
+    with torch.no_grad():
+        for parameter in bnn.parameters():
+            parameter.add_(0.05)
+    _same(predict(_images(4), True), predict(_images(4), False))
+    assert len(compilations) == 1  # weights are inputs of the graph
+
+
+def test_regression_and_dict_inputs(compilations: list[Any]) -> None:
+    class Network(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = nn.Linear(3, 1)
+
+        def forward(self, a: Tensor, b: Tensor) -> Tensor:
+            return self.layer(a * b)
+
+    torch.manual_seed(0)
+    bnn = lb.bayesianize(Network(), lb.MeanField(init_std=0.1), likelihood=lb.Gaussian())
+    x = {"a": torch.randn(5, 3), "b": torch.ones(3)}
+    first, second = (bnn.predict(x, rule="moments", compile=compile) for compile in (True, False))
+    torch.testing.assert_close(first.mean, second.mean)
+    torch.testing.assert_close(first.epistemic_variance, second.epistemic_variance)
+    assert len(compilations) == 1
+
+
+def test_changes_of_factors_and_corrections_are_seen() -> None:
+    bnn, x = _model(), _images(4)
+    bnn.predict(x, rule="moments", compile=True)
+    bnn.moment_scale = (0.5, 2.0)
+    _same(bnn.predict(x, rule="moments", compile=True), bnn.predict(x, rule="moments", compile=False))
+    bnn.moment_layers = {"5.weight": torch.tensor([[1.2] * 3, [0.1] * 3, [0.5] * 3])}
+    _same(bnn.predict(x, rule="moments", compile=True), bnn.predict(x, rule="moments", compile=False))
+
+
+def test_the_number_of_compiled_passes_is_bounded() -> None:
+    bnn = _model()
+    for rows in range(1, compiled_passes._MOST + 4):
+        bnn.predict(_images(rows), rule="mean", compile=True)
+    assert len(bnn.compiled_passes._known) == compiled_passes._MOST
+
+
+def test_copies_files_and_memory() -> None:
+    bnn, x = _model(), _images(4)
+    names = list(bnn.state_dict())
+    expected = bnn.predict(x, rule="moments", compile=True)
+    assert list(bnn.state_dict()) == names
+    for other in (copy.deepcopy(bnn), pickle.loads(pickle.dumps(bnn))):
+        assert not other.compiled_passes._known
+        _same(other.predict(x, rule="moments"), expected)
+    alive = weakref.ref(bnn)
+    del bnn
+    gc.collect()
+    assert alive() is None
+
+
+# -- without asking ---------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def automatic(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Treat the CPU as a GPU, on which passes that take long in total are compiled."""
+    monkeypatch.setattr(compiled_passes, "_is_automatic", lambda bnn: compiled_passes._obstacle(bnn) is None)
+    monkeypatch.setattr(compiled_passes, "_PAYS_AFTER", 1e-9)
+
+
+def test_a_cpu_compiles_only_if_asked(compilations: list[Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(compiled_passes, "_PAYS_AFTER", 0.0)
+    _model().predict(_images(4), rule="moments")
+    assert not compilations
+
+
+@pytest.mark.usefixtures("automatic")
+def test_passes_that_take_long_are_compiled(compilations: list[Any], caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO, "leanbayes")
+    bnn, x = _model(), _images(6)
+    expected = bnn.predict(x, rule="moments")
+    assert not compilations  # the first pass takes the time that makes the second one worth compiling
+    for _ in range(3):
+        _same(bnn.predict(x, rule="moments"), expected)
+    assert len(compilations) == 1
+    assert [record.levelname for record in caplog.records if record.name == "leanbayes"] == ["INFO"]
+    bnn.predict(x, rule="moments", compile=False)
+    assert len(compilations) == 1
+
+
+@pytest.mark.usefixtures("automatic")
+@pytest.mark.parametrize("rule", ["moments", "sample"])
+def test_a_smaller_last_batch_is_padded(rule: str, compilations: list[Any]) -> None:
+    bnn = _model()
+    for _ in range(2):
+        bnn.predict(_images(6), 2, rule=rule)
+    assert len(compilations) == 1
+    with bnn.frozen(3):
+        small = bnn.predict(_images(4, seed=5), 2, rule=rule)
+        _same(small, bnn.predict(_images(4, seed=5), 2, rule=rule, compile=False))
+    assert small.probs.shape == (4, 3)
+    assert len(compilations) == 1
+
+
+@pytest.mark.usefixtures("automatic")
+def test_noise_of_each_example_is_not_padded(compilations: list[Any]) -> None:
+    bnn = _model()
+    for _ in range(2):
+        bnn.predict(_images(6), 2, rule="flipout")
+    with bnn.frozen(3):
+        small = bnn.predict(_images(4, seed=5), 2, rule="flipout")
+        _same(small, bnn.predict(_images(4, seed=5), 2, rule="flipout", compile=False))
+    assert len(compilations) == 1
+
+
+class _Breaks(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(3, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        torch._dynamo.graph_break()
+        return self.layer(x)
+
+
+@pytest.mark.usefixtures("automatic")
+def test_a_network_that_cannot_be_compiled_runs_as_before(caplog: pytest.LogCaptureFixture) -> None:
+    torch.manual_seed(0)
+    bnn, x = lb.bayesianize(_Breaks(), lb.MeanField()), torch.randn(4, 3)
+    expected = bnn.predict(x, rule="moments", compile=False)
+    for _ in range(4):
+        _same(bnn.predict(x, rule="moments"), expected)
+    assert [record.levelname for record in caplog.records if record.name == "leanbayes"] == ["WARNING"]
+    assert "not compiled" in caplog.text
+    with pytest.raises(lb.LeanBayesError, match="cannot be compiled"):
+        bnn.predict(x, rule="moments", compile=True)
+
+
+def test_what_cannot_be_compiled_is_refused() -> None:
+    with pytest.raises(lb.LeanBayesError, match="backward pass"):
+        _model().predict(_images(4), rule="adjoint", compile=True)
+    with pytest.raises(lb.LeanBayesError, match="ensemble"):
+        _model(lb.Ensemble(members=2)).predict(_images(4), compile=True)
+    with pytest.raises(lb.LeanBayesError, match="compile='yes'"):
+        _model().predict(_images(4), compile="yes")  # type: ignore[arg-type]
+
+
+def test_errors_of_the_network_are_its_own() -> None:
+    class Network(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = nn.Linear(3, 2)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return torch.special.bessel_j0(self.layer(x))
+
+    with pytest.raises(lb.UnsupportedOperation, match="bessel_j0"):
+        lb.bayesianize(Network(), lb.MeanField()).predict(torch.ones(2, 3), rule="moments", compile=True)
+
+
+def test_threads_share_a_compiled_model() -> None:
+    bnn = _model()
+    expected = [bnn.predict(_images(4, seed), rule="moments", compile=False) for seed in range(4)]
+    found: dict[int, Any] = {}
+
+    def work(seed: int) -> None:
+        found[seed] = bnn.predict(_images(4, seed), rule="moments", compile=True)
+
+    threads = [threading.Thread(target=work, args=(seed,)) for seed in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    for seed, one in enumerate(expected):
+        _same(found[seed], one)
+
+
+def test_samples_do_not_wait_for_the_device(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whether the outputs are finite is read once, not once per sample."""
+    read: list[Tensor] = []
+    original: Callable[..., bool] = Tensor.__bool__
+
+    def counted(self: Tensor) -> bool:
+        read.append(self)
+        return original(self)
+
+    def count(samples: int) -> int:
+        read.clear()
+        _model().predict(_images(4), samples)
+        return len(read)
+
+    monkeypatch.setattr(Tensor, "__bool__", counted)
+    assert count(12) == count(2)
