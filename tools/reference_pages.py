@@ -55,7 +55,7 @@ PAGES = {
     "posteriors": ("Posteriors", "How the distribution of the weights is stored ([design](../../design.md))."),
     "training": ("Training", "`lb.fit`, its settings, and estimators for tables ([training](../../training.md))."),
     "deploy": ("Files, calibration and export", "From a trained model to a file that others use."),
-    "evaluation": ("Evaluation and decisions", "[Scores and plots](../../metrics.md), and [decisions](../../decisions.md)."),
+    "evaluation": ("Evaluation and decisions", "[Scores, plots](../../metrics.md), [decisions](../../decisions.md)."),
     "data": ("Data", "Data sets by name, and your own ([data](../../data.md))."),
     "networks": ("Networks", "Reference networks by name ([data](../../data.md#networks-by-name))."),
     "report": ("Report", "The HTML report from Python ([report](../../report.md))."),
