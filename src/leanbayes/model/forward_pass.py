@@ -171,7 +171,8 @@ class PosteriorNetwork(nn.Module):
 
     def _alone(self) -> contextlib.AbstractContextManager[None]:
         """Keep other threads out of a block: weights, rule and mode are attributes of modules that threads share."""
-        return contextlib.nullcontext() if torch.compiler.is_compiling() else self._lock
+        # `is_compiling` is also true while another thread compiles.
+        return contextlib.nullcontext() if torch.compiler.is_dynamo_compiling() else self._lock
 
     def _any_draw(self, generator: torch.Generator | None = None) -> Draw:
         """Return the next draw; its key selects the member of an ensemble."""
@@ -226,7 +227,7 @@ class PosteriorNetwork(nn.Module):
         self._rule.begin(self._values or (), context)
         if isinstance(self.network, StochasticNetwork):
             args = (draw if self._rule.random else None, *args)
-        if torch.compiler.is_compiling():
+        if torch.compiler.is_dynamo_compiling():
             return self._rule.finish(self.network(*args, **kwargs), context)
         with contextlib.ExitStack() as around:
             around.enter_context(explained_casts())
