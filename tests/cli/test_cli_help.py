@@ -21,6 +21,7 @@ from leanbayes.training import Recipe
 COMMANDS = [
     ("evaluate",),
     ("predict",),
+    ("serve",),
     ("calibrate",),
     ("decide",),
     ("compress",),

@@ -77,7 +77,9 @@ def expect(text: str, *words: str) -> None:
 
 def test_unknown_commands(refused: Refused) -> None:
     for word in ("train", "--what", ""):
-        commands = "fit, evaluate, predict, compare, report, calibrate, decide, compress, export, sensitivity, info"
+        commands = (
+            "fit, evaluate, predict, serve, compare, report, calibrate, decide, compress, export, sensitivity, info"
+        )
         expect(refused(word, code=2), repr(word), commands)
     for word, close in (("fits", "fit"), ("evalute", "evaluate"), ("Compare", "compare")):
         assert refused(word, code=2) == f"leanbayes: There is no command {word!r}: did you mean {close}?\n"
@@ -226,6 +228,11 @@ FILES: dict[str, tuple[str, tuple[str, ...]]] = {
     "a list": ("- 1", ("a.yaml", "name: value", "list")),
     "a text": ("hello", ("a.yaml", "name: value")),
     "a number": ("3", ("a.yaml", "name: value")),
+    "a date that does not exist": ("seed: 2020-99-99", ("a.yaml", "cannot be read", "month")),
+    "a number that is none": ("seed: !!int x", ("a.yaml", "cannot be read")),
+    "a truth value that is none": ("compile: !!bool x", ("a.yaml", "cannot be read")),
+    "a number of many digits": (f"seed: {'9' * 5000}", ("a.yaml", "cannot be read", "digits")),
+    "a number of many bits": (f"seed: 0x{'f' * 5000}", ("`seed`", "bits")),
     "code": ("!!python/object/apply:os.getcwd []", ("a.yaml", "yaml", "line 1")),
     "method without a name": ("method: {prior: {scale: 1}}", ("`method`", "`name`")),
     "list of methods": ("method: [mean-field]", ("`method`", "`name`")),

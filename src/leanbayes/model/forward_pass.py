@@ -171,7 +171,7 @@ class PosteriorNetwork(nn.Module):
 
     def _alone(self) -> contextlib.AbstractContextManager[None]:
         """Keep other threads out of a block: weights, rule and mode are attributes of modules that threads share."""
-        # `is_compiling` is also true while another thread compiles.
+        # Not `is_compiling`, which is true in all threads while one of them compiles.
         return contextlib.nullcontext() if torch.compiler.is_dynamo_compiling() else self._lock
 
     def _any_draw(self, generator: torch.Generator | None = None) -> Draw:
