@@ -9,7 +9,7 @@ import pytest
 
 import leanbayes as lb
 
-PACKAGES = ("data", "networks", "evaluation", "evaluation.decide", "training", "report")
+PACKAGES = ("data", "networks", "evaluation", "evaluation.decide", "evaluation.plot", "training", "report")
 PUBLIC = ("leanbayes", *(f"leanbayes.{name}" for name in PACKAGES))
 
 

@@ -42,7 +42,10 @@ The terms of the report and of this site, as the report explains them. [Metrics]
 # Modules with public names, and the page of the package that defines a name.
 PUBLIC = (
     "leanbayes",
-    *(f"leanbayes.{name}" for name in "data networks evaluation evaluation.decide training report".split()),
+    *(
+        f"leanbayes.{name}"
+        for name in "data networks evaluation evaluation.decide evaluation.plot training report".split()
+    ),
 )
 PAGES = {
     "model": ("Models", "Make a network Bayesian, train it in your own loop, and predict."),

@@ -45,6 +45,7 @@ from leanbayes.rules import Moments, Rule, moment_rule
 
 if TYPE_CHECKING:
     from leanbayes.evaluation import decide as decide
+    from leanbayes.evaluation import plot as plot
     from leanbayes.evaluation.scores import evaluate as evaluate
     from leanbayes.training.fit import fit as fit
     from leanbayes.training.recipe import Recipe as Recipe
@@ -98,6 +99,7 @@ __all__ = [
     "fit",
     "load",
     "moment_rule",
+    "plot",
     "restrict",
     "save",
     "sensitivity",
@@ -107,6 +109,7 @@ _LAZY = {
     "decide": "leanbayes.evaluation",
     "evaluate": "leanbayes.evaluation",
     "fit": "leanbayes.training",
+    "plot": "leanbayes.evaluation",
 }
 if find_spec("accelerate") is None:
     __all__ = [name for name in __all__ if _LAZY.get(name) != "leanbayes.training"]  # so that `import *` works

@@ -7,6 +7,7 @@ import argparse
 import contextlib
 import hashlib
 import json
+import os
 import random
 import sys
 import tempfile
@@ -21,11 +22,14 @@ sys.path.insert(0, str(Path(__file__).parents[1]))  # for a run as a script
 
 import pytest
 from cli_cases import EVALUATION, TINY, Output, command
+from file_cases import contents
 from fuzz_cases import changed_bytes, changed_text, check_message, nested
+from safetensors.torch import save_file
 
 import leanbayes as lb
 from leanbayes.cli.options import read_config
 from leanbayes.cli.runs import open_run
+from leanbayes.deploy.header import signed as with_digest
 from leanbayes.training import read_record
 
 MUTATIONS, COMMANDS = 2000, 40  # in the test suite: changed records, and changed records for each command
@@ -206,6 +210,56 @@ def test_a_record_that_is_a_huge_file_is_not_read(run: Path) -> None:
             file.truncate(10 << 30)  # a file with a hole, which needs no space
         with pytest.raises(lb.FileFormatError, match="bytes"):
             read_record(run)
+
+
+@pytest.mark.parametrize("kind", ["pipe", "device"])
+def test_an_evaluation_that_is_no_file_is_not_read(kind: str, run: Path) -> None:
+    path = run / "evaluation.json"
+    content = path.read_bytes()
+    path.unlink()
+    os.mkfifo(path) if kind == "pipe" else path.symlink_to("/dev/zero")  # both are endless
+    try:
+        assert command(*words_of("report", run), *EVALUATION).code == 0  # it is evaluated again
+    finally:
+        path.unlink()
+        path.write_bytes(content)
+
+
+def test_weights_of_another_dtype_are_refused(run: Path) -> None:
+    path = run / "model.safetensors"
+    with restored(path):
+        header, tensors = contents(path)
+        header.pop("digest")
+        name = next(name for name in tensors if name.endswith("bias"))
+        tensors[name] = tensors[name].double()
+        save_file(tensors, path, metadata={"leanbayes": with_digest(json.dumps(header), tensors)})
+        for words in (words_of("predict", run), ("calibrate", run), ("sensitivity", run)):
+            output = command(*words)
+            check_output(output)
+            assert "dtype" in output.err
+
+
+@pytest.mark.parametrize("classes", [["a"], ["a"] * 2])
+def test_a_record_with_too_few_names_of_classes_is_refused(classes: list[str], run: Path) -> None:
+    with restored(run / "run.json"):
+        record = json.loads((run / "run.json").read_text())
+        record["config"]["classes"] = classes
+        record["config"]["model"]["outputs"] = 3
+        (run / "run.json").write_text(json.dumps(record))
+        with pytest.raises(lb.FileFormatError, match="classes has a wrong length"):
+            open_run(run)
+
+
+def test_a_config_file_may_be_a_pipe_but_not_endless(tmp_path: Path) -> None:
+    path = tmp_path / "c.yaml"
+    path.symlink_to("/dev/zero")
+    with pytest.raises(lb.LeanBayesError, match="characters"):
+        read_config(path)
+    ours, theirs = os.pipe()
+    os.write(theirs, b"epochs: 3")
+    os.close(theirs)
+    assert read_config(Path(f"/dev/fd/{ours}")) == {"epochs": 3}
+    os.close(ours)
 
 
 def test_aliases_in_a_config_file_are_limited(tmp_path: Path) -> None:

@@ -182,7 +182,7 @@ def test_data_that_cannot_be_read_again_are_refused(batches: Batches, tmp_path: 
         (lambda: once, "data has no labels, or can be read only once"),
         ([], "data has no labels"),
         ([x for x, _ in batches], "needs data of \\(x, y\\) batches"),
-        (5, "data=5 must be a list or a DataLoader of \\(x, y\\) batches, or a function that returns them"),
+        (5, "data must be \\(x, y\\) batches, or a function that returns them, not int"),
     ):
         with pytest.raises(lb.LeanBayesError, match=message) as caught:
             lb.compress(model(), tmp_path / "a", target_size="1MB", data=data)  # type: ignore[arg-type]

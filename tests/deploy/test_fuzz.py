@@ -78,6 +78,16 @@ def changed_tensors(tensors: dict[str, Tensor], choice: random.Random) -> dict[s
     return found
 
 
+def calibrated_with_a_policy(bnn: lb.BayesianModel) -> None:
+    """Give a model all that `lb.calibrate` and `lb.decide.fit` can add to its file."""
+    generator = torch.Generator().manual_seed(0)
+    x, y = torch.randn(40, 2, 5, 5, generator=generator), torch.arange(40) % 5
+    lb.calibrate(bnn, [x], samples=2, layers=True, layer_inputs=8, generator=generator)
+    lb.decide.fit(bnn, [(x, y)], false_alarms=0.5, coverage=0.5, samples=2)
+    assert bnn.moment_layers
+    assert bnn.policy is not None
+
+
 # -- one file ---------------------------------------------------------------------------------------------------------
 
 
@@ -88,6 +98,8 @@ class Fuzzed:
         self.network, self.path = build(), folder / "changed"
         self.is_compact = name.endswith(".lbc")
         self.bnn = lb.load(FOLDER / name, self.network)
+        if name == "mean_field.safetensors":
+            calibrated_with_a_policy(self.bnn)
         whole = folder / f"whole_{name}"
         if self.is_compact:
             whole.write_bytes((FOLDER / name).read_bytes())

@@ -33,7 +33,7 @@ def test_the_threshold_answers_most_with_few_errors(drawn: list[tuple[int, bool]
 
 def classes(confidence: list[float], right: list[bool]) -> ClassOutcome:
     first = torch.tensor(confidence)
-    labels = torch.where(torch.tensor(right), 0, 1)
+    labels = torch.where(torch.tensor(right, dtype=torch.bool), 0, 1)
     return ClassOutcome(torch.stack([first, 1 - first], 1), labels, first, first)
 
 
@@ -61,4 +61,5 @@ def test_of_a_regression_the_examples_with_the_largest_std_are_asked_for() -> No
 
 def test_other_outcomes_have_no_threshold() -> None:
     assert asking_of(None, classes([0.9], [True])) == {}
+    assert asking_of(classes([], []), classes([0.9], [True])) == {}
     assert asking_of(BinaryOutcome(*torch.rand(4, 3)), BinaryOutcome(*torch.rand(4, 3))) == {}

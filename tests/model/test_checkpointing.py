@@ -95,6 +95,32 @@ def test_calls_inside_drawn_use_one_sample(rule: str) -> None:
     assert not torch.equal(bnn(X), inside)
 
 
+@pytest.mark.parametrize("rule", ["sample", "flipout", "local"])
+def test_the_innermost_block_decides(rule: str) -> None:
+    bnn = lb.bayesianize(Checkpointed(None).double(), lb.MeanField(rule=rule, init_std=0.3), seed=0).eval()
+    with bnn.using("mean"):
+        mean = bnn(X)
+    with bnn.frozen(3):
+        frozen = bnn(X)
+    with bnn.drawn() as call:
+        outer = bnn(X)
+        with bnn.using("mean"):
+            assert torch.equal(bnn(X), mean)
+            assert torch.equal(call(X), outer)
+        with bnn.frozen(3):
+            assert torch.equal(bnn(X), frozen)
+        with bnn.drawn() as second:
+            inner = bnn(X)
+            assert not torch.equal(inner, outer)
+            assert torch.equal(second(X), inner)
+            assert torch.equal(call(X), outer)
+            assert torch.equal(bnn(X), inner)
+        assert torch.equal(bnn(X), outer)
+    with pytest.raises(lb.LeanBayesError, match="has ended"):
+        call(X)
+    assert bnn.network.get_submodule("stem").weight is None
+
+
 @pytest.mark.filterwarnings("ignore:None of the inputs have requires_grad")
 @REENTRANT
 @pytest.mark.parametrize("method", [lb.MeanField(), lb.MeanField(rule="local"), lb.Ensemble(2), lb.MCDropout(0.3)])

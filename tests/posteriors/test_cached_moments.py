@@ -160,3 +160,30 @@ def test_a_posterior_with_other_state_is_not_cached() -> None:
     first = bnn.predict(X, rule="moments")
     scaled.scale = 4.0
     assert not torch.equal(first.entropy, bnn.predict(X, rule="moments").entropy)
+
+
+def test_a_kernel_that_two_functions_share() -> None:
+    """What passes share depends on the function that uses a weight: tied weights of an autoencoder."""
+
+    class Network(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.weight = nn.Parameter(torch.randn(4, 4, 3, 3, generator=torch.Generator().manual_seed(0)) * 0.3)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            y = torch.relu(nn.functional.conv2d(x, self.weight, padding=1))
+            return nn.functional.conv_transpose2d(y, self.weight, stride=2).flatten(1)
+
+    bnn = lb.bayesianize(Network(), lb.MeanField(init_std=0.1), likelihood=lb.Gaussian()).eval()
+    rule = lb.rules.MomentPropagation(maps=True)
+    x = torch.randn(2, 4, 5, 5, generator=torch.Generator().manual_seed(1))
+    with bnn.using(rule):
+        expected = bnn(x)  # with gradients nothing is shared
+        with torch.no_grad():
+            for _ in range(2):
+                torch.testing.assert_close(bnn(x).variance, expected.variance.detach())
+        with torch.no_grad():
+            bnn.posterior.rho.add_(1.0)
+        expected = bnn(x)
+        with torch.no_grad():
+            torch.testing.assert_close(bnn(x).variance, expected.variance.detach())

@@ -188,13 +188,13 @@ def test_six_columns_are_main() -> None:
 
 def test_the_plain_network_with_temperature_is_a_method_of_its_own() -> None:
     some = with_scores("nll", a=[0.10, 0.20, 0.30], deterministic=[0.26, 0.35, 0.47], b=[0.21, 0.30, 0.41])
-    scaled = {0: 0.16, 1: 0.25, 2: 0.37}
+    scaled = {0: 0.16, 1: 0.25, 2: 0.371}
     some = [with_scaled(one, nll=scaled[one.seed]) if one.method == "deterministic" else one for one in some]
     found = table(some)
     assert [row.name for row in found.rows] == ["a", "deterministic", "deterministic + temperature", "b"]
     assert (found.plain, found.scaled) == ("deterministic", "deterministic + temperature")
     rows = {row.name: row.cells for row in found.rows}
-    assert rows[found.scaled]["nll"].values == (0.16, 0.25, 0.37)
+    assert rows[found.scaled]["nll"].values == (0.16, 0.25, 0.371)
     assert rows[found.scaled]["file_kb"] == rows["deterministic"]["file_kb"]
     assert set(found.better_than_plain["nll"]) == {"a", "b", found.scaled}
     assert found.better_than_scaled["nll"] == ("a",)

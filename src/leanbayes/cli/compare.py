@@ -137,10 +137,10 @@ def _compare(options: CompareOptions, recipes: Mapping[str, Recipe], methods: di
         line(f"No run has {options.sort}: the methods are in the order in which they were given.")
     for note in filter(None, (shown.note, *dict.fromkeys(note for run in runs for note in run.evaluation["notes"]))):
         line(note)
+    if not options.all:
+        line("The table has the most important columns: --all prints all of them, and the report has them too.")
     if options.report:
         write_report(runs, folder / REPORT, command=command)
-    if not options.all:
-        line("This is a part of the table: --all prints all columns, and the report has them too.")
     line(f"Runs and results are in {folder}.")
 
 

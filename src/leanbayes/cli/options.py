@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar
 import tyro
 
 from leanbayes.core import config
+from leanbayes.core.names import shown
 from leanbayes.data import preferred_engine, preset
 from leanbayes.errors import LeanBayesError, printable
 from leanbayes.methods import Deterministic
@@ -27,7 +28,7 @@ from leanbayes.priors import Prior
 from leanbayes.rules import RULES
 from leanbayes.training import Recipe
 
-_LARGEST_CONFIG, _MOST_VALUES = 1 << 20, 10_000  # bytes and values of a config file
+_LARGEST_CONFIG, _MOST_VALUES, _MOST_BITS = 1 << 20, 10_000, 1024  # of a config file, and of a number in it
 
 _OF_BACKPROP = ("optimizer", "temperature", "scale-lr")
 
@@ -205,9 +206,10 @@ def read_config(path: Path) -> dict[str, Any]:
     import yaml
 
     try:
-        if path.stat().st_size > _LARGEST_CONFIG:
-            raise LeanBayesError(f"{path} has more than {_LARGEST_CONFIG:,} bytes: give a yaml file of settings.")
-        text = path.read_text()
+        with path.open() as file:
+            text = file.read(_LARGEST_CONFIG + 1)  # a pipe or a device could be endless
+        if len(text) > _LARGEST_CONFIG:
+            raise LeanBayesError(f"{path} has more than {_LARGEST_CONFIG:,} characters: give a yaml file of settings.")
         if _expanded_size(yaml.compose(text, yaml.SafeLoader), {}) > _MOST_VALUES:
             raise LeanBayesError(f"{path} has more than {_MOST_VALUES:,} values, with those of aliases: shorten it.")
         values = yaml.safe_load(text) or {}
@@ -222,6 +224,10 @@ def read_config(path: Path) -> dict[str, Any]:
         where = f" in line {mark.line + 1}" if mark else ""
         what = getattr(error, "problem", None) or "it cannot be read"
         raise LeanBayesError(f"{path} is not valid yaml{where}: {what}.") from None
+    except LeanBayesError:
+        raise
+    except (ValueError, KeyError, OverflowError) as error:  # yaml's readers of numbers and dates raise them
+        raise LeanBayesError(f"{path} has a value that cannot be read ({shown(error.args[0])}): correct it.") from None
     if not isinstance(values, dict):
         raise LeanBayesError(f"{path} must hold settings as `name: value`, not a {type(values).__name__}.")
     return values
@@ -250,6 +256,8 @@ def _as_flags(settings: Mapping[str, Any], given: set[str], prefix: str = "") ->
 
 
 def _as_flag(name: str, value: Any) -> list[str]:
+    if isinstance(value, int) and value.bit_length() > _MOST_BITS:
+        raise LeanBayesError(f"`{name}` in the config file has more than {_MOST_BITS} bits: use a smaller number.")
     if isinstance(value, bool):
         outer, dot, last = name.rpartition(".")
         return [f"--{outer}{dot}{'' if value else 'no-'}{last}"]

@@ -99,7 +99,7 @@ def _option(text: str) -> tuple[str, Any]:
         if not equals:
             raise ValueError
         read = yaml.safe_load(value)
-    except (ValueError, yaml.YAMLError):
+    except (ValueError, KeyError, OverflowError, RecursionError, yaml.YAMLError):
         raise LeanBayesError(f"The model option {text!r} cannot be read: write it as NAME=VALUE.") from None
     with contextlib.suppress(TypeError, ValueError):  # yaml reads 1e-3 as a text
         read = float(read) if isinstance(read, str) else read
@@ -234,6 +234,8 @@ def _check_lengths(config: dict[str, Any]) -> None:
     size, normalize, scales = config["model"]["input_shape"][:1], config["normalize"], config.get("scales", {})
     if normalize and not [len(normalize["mean"])] == [len(normalize["std"])] == size:
         raise ValueError("config.normalize has a wrong length")
+    if 0 < len(config["classes"] or ()) < config["model"]["outputs"]:
+        raise ValueError("config.classes has a wrong length")
     lengths = {name: len(scales[name]) for name in _SCALES if name in scales}
     if lengths and (
         lengths["input_mean"] != lengths["input_std"]
@@ -265,4 +267,6 @@ def open_run(folder: Path, device: str | None = None) -> TrainedRun:
     if path.is_file():
         network = rebuild(name, shape, outputs, options, file_bytes=path.stat().st_size)
     bnn = load_trained(folder, network).eval()
+    if any(tensor.dtype != torch.float32 for tensor in bnn.parameters()):
+        raise FileFormatError(f"{path} has weights of another dtype than a run has: use a run folder that is complete.")
     return TrainedRun(folder, bnn.to(device or ("cuda" if torch.cuda.is_available() else "cpu")), record)

@@ -21,6 +21,7 @@ SHOWN = (
     *("file_kb", "corruptions:accuracy", "epoch_ms", "corruptions:nll", "kilo_trained", "predict_ms_per_1000"),
 )
 WIDTH = 100  # characters of a comparison, unless all columns are asked for
+_FEWEST = 4  # columns of a comparison, if the names of methods are long
 _GROUPS = {"quality": "quality", "uncertainty": "uncertainty", "": "other scores"}
 _COSTS = "cost"
 _TITLES = {"classwise_ece": "class-wise ECE", "excess_aurc": "excess AURC"}  # of scores that are in no other table
@@ -58,7 +59,7 @@ def comparison(table: report.Table, sort: str, everything: bool = False) -> Tabl
     wide, chosen = Console(width=10_000), _most_important(table, sort)
     if everything:
         return _comparison(table, sort, range(len(table.columns)))
-    while len(chosen) > 1 and wide.measure(_comparison(table, sort, sorted(chosen))).maximum > WIDTH:
+    while len(chosen) > _FEWEST and wide.measure(_comparison(table, sort, sorted(chosen))).maximum > WIDTH:
         chosen.pop()
     return _comparison(table, sort, sorted(chosen))
 

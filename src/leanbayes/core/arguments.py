@@ -20,7 +20,6 @@ from leanbayes.errors import LeanBayesError
 
 F = TypeVar("F", bound=Callable[..., Any])
 _UNFIT: Any = object()
-_VARIABLE = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
 _LEAST, _MOST = -(2**63), 2**64 - 1  # of whole numbers
 _KINDS: dict[Any, tuple[str, Any]] = {
     bool: ("true or false", bool),
@@ -39,10 +38,13 @@ _ITERABLES = (Iterable, collections.abc.Iterable, collections.abc.Collection)
 _SHOWN = (str, bytes, bool, int, float, complex, type(None), list, tuple, dict, set)
 
 
-def checked(**expected: str) -> Callable[[F], F]:
+def checked(*others: str, **expected: str) -> Callable[[F], F]:
     """Decorate a function whose arguments are checked against their annotations at each call.
 
+    Any string fits a choice of strings: the function itself lists the choices.
+
     Args:
+        others: The names of arguments that the function itself checks.
         expected: What an argument must be, for messages in which its type alone would say too little.
 
     Example:
@@ -53,6 +55,8 @@ def checked(**expected: str) -> Callable[[F], F]:
 
     def decorate(function: F) -> F:
         signature = inspect.signature(function)
+        kinds = {name: one.kind for name, one in signature.parameters.items() if name not in others}
+        names = [name for name, kind in kinds.items() if kind not in (kind.VAR_POSITIONAL, kind.VAR_KEYWORD)]
 
         @functools.wraps(function)
         def call(*args: Any, **kwargs: Any) -> Any:
@@ -62,10 +66,10 @@ def checked(**expected: str) -> Callable[[F], F]:
                 bound = signature.bind(*args, **kwargs)
             except TypeError:  # an argument is missing or unknown, which Python explains
                 return function(*args, **kwargs)
-            hints = _hints(function)
+            hints = {name: hint for name, hint in _hints(function).items() if name in names}
             for name, value in bound.arguments.items():
-                if signature.parameters[name].kind not in _VARIABLE and name in hints:
-                    bound.arguments[name] = checked_value(name, value, hints[name], expected.get(name))
+                if name in hints:
+                    bound.arguments[name] = checked_value(name, value, hints[name], expected.get(name), any_word=True)
             return function(*bound.args, **bound.kwargs)
 
         return typing.cast(F, call)
@@ -91,7 +95,7 @@ def checked_value(name: str, value: Any, hint: Any, expected: str | None = None,
     found = _conform(value, hint, any_word)
     if found is _UNFIT:
         if type(value) is int and not _LEAST <= value <= _MOST:
-            raise LeanBayesError(f"{name}={shown(value)} must be a whole number of at most 64 bits.")
+            expected = expected or "a whole number of at most 64 bits"
         expected, words = expected or _describe(hint), [one for one in _choices(hint) if isinstance(one, str)]
         if isinstance(value, str) and words:
             raise LeanBayesError(f"{name}={shown(value)} is unknown: {suggestion(value, words, f'use {expected}.')}")
@@ -160,8 +164,8 @@ def _is_instance(value: Any, hint: Any, origin: Any, parts: Sequence[Any]) -> bo
         return callable(value) and not isinstance(value, nn.Module)
     if kind in _ITERABLES:
         return _is_iterable(value)
-    if kind is Dataset:  # anything that can be indexed does
-        return hasattr(value, "__getitem__") and not isinstance(value, (Mapping, Tensor, type))
+    if kind is Dataset:  # anything that can be indexed does, which those who read examples check
+        return True
     if kind is type and parts:
         return isinstance(value, type) and issubclass(value, parts[0])
     if not isinstance(kind, type) or getattr(kind, "_is_protocol", False):

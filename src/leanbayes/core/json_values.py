@@ -71,6 +71,8 @@ def read_untrusted(path: Path) -> Any:
         OSError: It cannot be read.
         ValueError: It is not text or JSON, or exceeds a limit.
     """
+    if not path.is_file() and path.exists():  # a pipe or a device could be endless
+        raise ValueError("it is not a regular file")
     if path.stat().st_size > MOST_CHARACTERS_OF_RECORDS:
         raise ValueError(f"it has more than {MOST_CHARACTERS_OF_RECORDS:,} bytes")
     try:

@@ -173,6 +173,7 @@ def check_map_style(dataset: Any) -> int:
     if isinstance(dataset, DataLoader):
         raise LeanBayesError("A DataLoader has its own order: pass its data set, loader.dataset.")
     indexed = isinstance(dataset, Sized) and hasattr(dataset, "__getitem__")
+    indexed = indexed and not isinstance(dataset, (Mapping, Tensor, str, type))
     if isinstance(dataset, IterableDataset) or not indexed:
         raise LeanBayesError(
             f"{type(dataset).__name__} cannot be indexed, so that an epoch could not be repeated: pass a map-style "

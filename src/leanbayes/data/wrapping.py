@@ -74,9 +74,8 @@ def from_datasets(
         >>> from_datasets(TensorDataset(torch.randn(20, 6), torch.arange(20) % 3))
         Data('data', 'classification', train=18, validation=2, test=None, input_shape=(6,), classes=3)
     """
-    for dataset in (train, validation, test):
-        if dataset is not None:
-            check_map_style(dataset)
+    for dataset in (train, *(one for one in (validation, test) if one is not None)):
+        check_map_style(dataset)
     with own_randomness():
         first, label = as_pair(train[0])
     x, y = _tensor(first, "input"), _tensor(label, "label")

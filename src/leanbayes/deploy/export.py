@@ -65,7 +65,7 @@ class Exported:
     error: float | None
 
 
-@checked()
+@checked("bnn")
 def export_onnx(
     bnn: BayesianModel,
     path: str | os.PathLike[str],
@@ -126,7 +126,7 @@ def export_onnx(
     return Exported(Path(path), Path(path).stat().st_size, names, outputs, error)
 
 
-@checked()
+@checked("bnn")
 def export_program(bnn: BayesianModel, example: Any, *, rule: str | Rule = "moments") -> torch.export.ExportedProgram:
     """Return one pass by moments as a torch.export program.
 

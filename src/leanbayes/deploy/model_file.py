@@ -414,6 +414,8 @@ def load_tensors(
             raise _other_network(path, f"it has {name}, but this model does not")
         if name.rpartition(".")[2] != _EXTRA:
             _check_tensor(name, found[name], state[name], name in parameters, path)
+    if len({found[_OWN + name].dtype for name, _ in bnn.posterior.named_parameters()}) > 1:
+        raise ValueError("the parameters of its posterior have several dtypes")
     for name, tensor in [*bnn.named_parameters(), *bnn.named_buffers()]:
         if name in tensors and tensors[name].dtype != tensor.dtype:
             tensor.data = tensor.data.to(tensors[name].dtype)

@@ -1,6 +1,7 @@
 """Evaluation of predictions and of their uncertainty: metrics, shift, out-of-distribution data, and cost."""
 
 from leanbayes.evaluation import decide as decide
+from leanbayes.evaluation import plot as plot
 from leanbayes.evaluation.cost import costs_of
 from leanbayes.evaluation.full_evaluation import EvaluationSettings, evaluate_fully
 from leanbayes.evaluation.layer_accuracy import accuracy_table, moment_accuracy

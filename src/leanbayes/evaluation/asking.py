@@ -18,12 +18,14 @@ ASKED = 0.1  # the share of the held-out examples of a regression for which a pe
 
 
 def asking_of(held_out: Any, test: Any) -> dict[str, float]:
-    """Return the threshold and its effect on the test data, or {} for other kinds of predictions.
+    """Return the threshold and its effect on the test data, or {} for other predictions and without examples.
 
     Classes: "threshold" of the confidence, the share "asked" below it, the share "wrong" of the rest, and
     "wrong_without" asking. Regression: "threshold" of the std, the share "asked" above it, "rmse" of the rest, and
     "rmse_without" asking. If nothing is answered, "threshold" and the error of the rest are missing.
     """
+    if held_out is None or not len(held_out) or not len(test):
+        return {}
     if isinstance(held_out, ClassOutcome) and isinstance(test, ClassOutcome):
         return _of_classes(held_out, test)
     if isinstance(held_out, RegressionOutcome) and isinstance(test, RegressionOutcome):

@@ -92,7 +92,7 @@ class EvaluationSettings:
             get_rule(self.rule)
 
 
-@checked()
+@checked("data")
 def evaluate_fully(
     bnn: BayesianModel,
     data: Data,

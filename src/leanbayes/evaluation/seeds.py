@@ -12,6 +12,7 @@ from typing import Any, Literal
 from leanbayes.errors import LeanBayesError, missing_package
 
 LEVEL = 0.95  # default confidence level of intervals
+_ROUNDING = 1e-12  # relative size of differences that come from floating point: 0.3 - 0.2 is not 0.2 - 0.1
 
 
 @dataclass(frozen=True)
@@ -85,17 +86,18 @@ def paired_test(a: Sequence[float], b: Sequence[float], level: float = LEVEL, *,
     """Test whether the mean of a - b over the same seeds differs from 0, by a two-sided t-test.
 
     With one pair or a nan, all that is undefined is nan. Differences that are all 0 have p = 1. Other differences that
-    are all equal have no variance to test against, and occur by chance for discrete scores, such as accuracy, so p is
-    that of the sign test, 2^(1 - n), and the interval is unknown. Only constants that were counted, such as bytes, are
-    compared exactly: p = 0 if they differ.
+    are all equal, up to rounding, have no variance to test against, and occur by chance for discrete scores, such as
+    accuracy, so p is that of the sign test, 2^(1 - n), and the interval is unknown. Only constants that were counted,
+    such as bytes, are compared exactly: p = 0 if they differ.
     """
     _check_pairs(a, b)
     of = summarize([float(x) - float(y) for x, y in zip(a, b, strict=True)], level)
+    rounding = _ROUNDING * max(abs(float(value)) for value in (*a, *b))
     if math.isnan(of.std):
         p = math.nan
-    elif of.mean == of.std == 0:
-        p = 1.0
-    elif of.std == 0:
+    elif of.std <= rounding and abs(of.mean) <= rounding:
+        return PairedTest(of.mean, of.mean, of.mean, 1.0)
+    elif of.std <= rounding:
         if counted and len({*a}) == len({*b}) == 1:
             return PairedTest(of.mean, of.mean, of.mean, 0.0)
         return PairedTest(of.mean, math.nan, math.nan, 2.0 ** (1 - of.count))

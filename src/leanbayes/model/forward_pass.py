@@ -5,6 +5,7 @@ None again.
 """
 
 import contextlib
+import functools
 import inspect
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -170,7 +171,8 @@ class PosteriorNetwork(nn.Module):
 
     def _alone(self) -> contextlib.AbstractContextManager[None]:
         """Keep other threads out of a block: weights, rule and mode are attributes of modules that threads share."""
-        return contextlib.nullcontext() if torch.compiler.is_compiling() else self._lock
+        # Not `is_compiling`, which is true in all threads while one of them compiles.
+        return contextlib.nullcontext() if torch.compiler.is_dynamo_compiling() else self._lock
 
     def _any_draw(self, generator: torch.Generator | None = None) -> Draw:
         """Return the next draw; its key selects the member of an ensemble."""
@@ -291,13 +293,25 @@ class PosteriorNetwork(nn.Module):
         draw = self._any_draw(generator) if draw is None else draw
         with self._alone(), explained_casts():
             before, outer = self._values, self._block_draw
+            held: list[Sequence[Any]] = []
             try:
                 self._install(draw)
                 self._block_draw = draw
-                yield lambda *args, **kwargs: self._call_network(draw, *args, **kwargs)
+                held.append(self._values or ())
+                yield functools.partial(self._call_with, held, draw, self._rule)
             finally:
+                held.clear()  # the function may live longer, and the weights must not
                 self._block_draw = outer
                 self._put(before)
+
+    def _call_with(self, held: list[Sequence[Any]], draw: Draw, rule: Rule, *args: Any, **kwargs: Any) -> Any:
+        """Call the network with the values and the rule of a `drawn` block, also inside another block."""
+        if not held:
+            raise LeanBayesError("The block of bnn.drawn() has ended: call the function that it yields inside of it.")
+        if rule is self._rule and (held[0] is self._values or not held[0]):
+            return self._call_network(draw, *args, **kwargs)
+        with self.using(rule), self._holding(held[0]):
+            return self._call_network(draw, *args, **kwargs)
 
     def call_with_values(self, *args: Any, **kwargs: Any) -> Any:
         """Call a network whose weights are in place, as inside `drawn`, and whose only randomness they are."""
@@ -327,32 +341,34 @@ class PosteriorNetwork(nn.Module):
     @checked()
     @contextlib.contextmanager
     def using(self, rule: str | Rule) -> Iterator[Self]:
-        """Use another rule inside the block.
+        """Use another rule inside the block. A sample that `drawn` holds for the former rule is not used there.
 
         Example:
             >>> with bnn.using("moments"):
             ...     output = bnn(x)  # mean and variance in one pass
         """
         with self._alone():
-            before = self._rule
+            before, outer = self._rule, self._block_draw
             self.rule = rule
+            self._block_draw = outer if self._rule == before else None
             try:
                 yield self
             finally:
-                self._rule = before
+                self._rule, self._block_draw = before, outer
 
     @checked()
     @contextlib.contextmanager
     def frozen(self, seed: int) -> Iterator[Self]:
-        """Use the same noise, that of `seed`, in every pass inside the block.
+        """Use the same noise, that of `seed`, in every pass inside the block, also inside a `drawn` block.
 
         Example:
             >>> with bnn.frozen(0):
             ...     assert torch.equal(bnn(x), bnn(x))
         """
         with self._alone():
-            before, self._frozen_key = self._frozen_key, noise.make_key(seed, device=self.device)
+            before, outer = self._frozen_key, self._block_draw
+            self._frozen_key, self._block_draw = noise.make_key(seed, device=self.device), None
             try:
                 yield self
             finally:
-                self._frozen_key = before
+                self._frozen_key, self._block_draw = before, outer

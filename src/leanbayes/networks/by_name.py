@@ -83,7 +83,10 @@ _LEAST_SEED, _MOST_SEED = -(2**63), 2**64 - 1  # of torch's generators
 NAMES = tuple(sorted(_NETWORKS))
 
 
-@checked()
+@checked(
+    input_shape="that of one example, such as (784,)",
+    seed="a whole number from -2**63 to 2**64 - 1",
+)
 def build(name: str, input_shape: Shape, outputs: int, *, seed: int | None = None, **options: Any) -> nn.Module:
     """Build a network by name.
 

@@ -10,7 +10,7 @@ from leanbayes.errors import LeanBayesError
 from leanbayes.networks.checks import check_counts
 
 
-@checked()
+@checked(hidden="a list of layer widths")
 def mlp(inputs: int, outputs: int, hidden: Sequence[int] = (100, 100)) -> nn.Sequential:
     """Build a multilayer perceptron: linear layers with ReLU between them.
 

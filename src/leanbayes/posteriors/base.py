@@ -29,6 +29,20 @@ class DiagonalGaussian(NamedTuple):
     places: Tensor | None = None
 
 
+class SlotMoments(NamedTuple):
+    """Mean and variance of each slot.
+
+    Attributes:
+        means: The means.
+        variances: The variances.
+        derived: For each slot, what passes have computed from both, by any key; None if passes do not share it.
+    """
+
+    means: list[Tensor]
+    variances: list[Tensor]
+    derived: list[dict[Any, Tensor]] | None
+
+
 class Posterior(nn.Module):
     """A distribution q(w) over the flat vector of all weights of a layout.
 
@@ -75,7 +89,7 @@ class Posterior(nn.Module):
     def __init__(self, layout: Layout) -> None:
         super().__init__()
         self.layout = layout
-        self._slot_moments: Cached[tuple[list[Tensor], list[Tensor]]] = Cached()
+        self._slot_moments: Cached[SlotMoments] = Cached()
 
     def mean(self) -> Tensor:
         """Return E[w]."""
@@ -114,17 +128,18 @@ class Posterior(nn.Module):
         """Return the mean as a value per slot, of the same kinds as in `draw`."""
         return self.layout.split(self.mean())
 
-    def slot_moments(self) -> tuple[list[Tensor], list[Tensor]]:
-        """Return mean and variance as one tensor per slot each. Do not change them: they are cached.
+    def slot_moments(self) -> "SlotMoments":
+        """Return mean and variance of each slot. Do not change them: they are cached.
 
         With `caches_moments`, passes without gradients in evaluation mode share them until a parameter changes.
         """
+        if self.training or not self.caches_moments or torch.is_grad_enabled():
+            return SlotMoments(self.layout.split(self.mean()), self.layout.split(self.variance()), None)
 
-        def compute() -> tuple[list[Tensor], list[Tensor]]:
-            return self.layout.split(self.mean()), self.layout.split(self.variance())
+        def compute() -> SlotMoments:
+            derived: list[dict[Any, Tensor]] = [{} for _ in self.layout]
+            return SlotMoments(self.layout.split(self.mean()), self.layout.split(self.variance()), derived)
 
-        if self.training or not self.caches_moments:
-            return compute()
         return self._slot_moments.get(torch.is_inference_mode_enabled(), (*self.parameters(), *self.buffers()), compute)
 
     def train(self, mode: bool = True) -> Self:

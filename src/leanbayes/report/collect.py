@@ -97,7 +97,10 @@ def _sections(groups: Mapping[str, Sequence[EvaluatedRun]], classes: Sequence[st
     sections = []
     for name, (title, text) in _SECTIONS.items():
         merged = merge({method: drawn[name](runs) for method, runs in groups.items()})
-        first = tuple(one for one in merged if one.figure.key in _FIRST) or tuple(merged[:2])
+        keys = {one.figure.key for one in merged}
+        # The mIoU says more than the accuracy of pixels.
+        wanted = _FIRST - {"corruptions-accuracy"} if "corruptions-miou" in keys else _FIRST
+        first = tuple(one for one in merged if one.figure.key in wanted) or tuple(merged[:2])
         if merged:
             sections.append(Section(name, title, text, first, tuple(one for one in merged if one not in first)))
     return sections

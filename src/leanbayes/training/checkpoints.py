@@ -18,6 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from leanbayes.core.files import PART, reason_of, sync_folder, system_error
+from leanbayes.core.json_values import check_shape, json_text, read_untrusted
 from leanbayes.deploy.loading import load
 from leanbayes.deploy.model_file import save
 from leanbayes.errors import FileFormatError, LeanBayesError
@@ -25,6 +26,15 @@ from leanbayes.model.bayesian import BayesianModel
 
 _MODEL, _STATE, _DIGESTS = "model.safetensors", "training.pt", "digests.json"
 _NAME = re.compile(rf"step-(\d{{9,}})({re.escape(PART)})?")
+_SHAPE = {
+    **dict.fromkeys(("stage", "step", "steps_done", "loss_count", "processes"), int),
+    **dict.fromkeys(("loss_sum", "seconds"), float),
+    "optimizers": [{"state": dict, "param_groups": [dict]}],
+    "scaler": (None, dict),
+    "history": [{"step": int, "seconds": float}],
+    "costs": {str: Any},
+    "average?": list,
+}
 _FORMER_OPTIMIZERS = "optimisers"  # the key in the files of version 0.1
 
 
@@ -180,6 +190,7 @@ class Checkpoints:
             missing = TrainingState.__required_keys__ - state.keys()
             if missing:
                 raise KeyError(f"{_STATE} has no {min(missing)}")
+            _check_state(state)
         except MemoryError:
             raise
         except Exception as error:  # a damaged file may raise anything
@@ -192,7 +203,35 @@ class Checkpoints:
         return bnn, state
 
 
+def _check_state(state: Any) -> None:
+    """Raise a ValueError or TypeError for a state whose values have other types than `TrainingState`."""
+    check_shape(state, _SHAPE)
+    if min(state[name] for name in ("stage", "step", "steps_done", "loss_count")) < 0 or state["processes"] < 1:
+        raise ValueError(f"{_STATE} has a negative number")
+    json_text([state["history"], state["costs"]])  # which will be written to the record
+
+
+def restore_optimizer(optimizer: torch.optim.Optimizer, saved: dict[str, Any]) -> None:
+    """Give an optimizer the state that a checkpoint has; raise an error if it does not fit."""
+    try:
+        optimizer.load_state_dict(saved)
+        fits = all(isinstance(group["lr"], (int, float, Tensor)) for group in optimizer.param_groups)
+        for parameter, values in optimizer.state.items():
+            sizes = {tensor.shape for tensor in values.values() if isinstance(tensor, Tensor) and tensor.dim()}
+            fits = fits and sizes <= {parameter.shape, torch.Size([1])}
+        if not fits:
+            raise ValueError("its values have other types or shapes")
+    except Exception as error:  # a changed state may raise anything
+        reason = (str(error).splitlines() or [type(error).__name__])[0].rstrip(".")
+        raise FileFormatError(
+            f"The state of the optimizer in the checkpoint does not fit this training ({reason}): overwrite the run "
+            "(--overwrite) to train it again."
+        ) from None
+
+
 def _digest(path: Path) -> str:
+    if not path.is_file() and path.exists():  # a pipe or a device could be endless
+        raise ValueError(f"{path.name} is not a regular file")
     with open(path, "rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
@@ -202,12 +241,12 @@ def _has_digests(path: Path) -> bool:
     try:
         if not (path / _DIGESTS).exists():
             return False
-        written = json.loads((path / _DIGESTS).read_text())
+        written = read_untrusted(path / _DIGESTS)
         found = {name: _digest(path / name) for name in (_MODEL, _STATE)}
     except FileNotFoundError as error:
         raise DamagedCheckpoint(f"The checkpoint {path} has no {Path(error.filename).name}.") from None
-    except ValueError:
-        raise DamagedCheckpoint(f"The checkpoint {path} is damaged ({_DIGESTS} cannot be read).") from None
+    except ValueError as error:
+        raise DamagedCheckpoint(f"The checkpoint {path} is damaged ({_DIGESTS} cannot be read: {error}).") from None
     except OSError as error:
         kind = DamagedCheckpoint if error.errno == errno.EIO else FileFormatError
         raise kind(f"The checkpoint {path} cannot be read ({reason_of(error)}).") from None

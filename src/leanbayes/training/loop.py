@@ -12,12 +12,12 @@ from torch import Tensor
 
 from leanbayes.core.noise import mix
 from leanbayes.data import Batches
-from leanbayes.errors import NotFiniteError
+from leanbayes.errors import FileFormatError, NotFiniteError
 from leanbayes.model.bayesian import BayesianModel
 from leanbayes.model.method import Training
 from leanbayes.training.averaging import MovingAverage
 from leanbayes.training.captured_step import CapturedStep, not_captured, obstacle
-from leanbayes.training.checkpoints import LoopState
+from leanbayes.training.checkpoints import LoopState, restore_optimizer
 from leanbayes.training.journal import Journal
 from leanbayes.training.learning_rates import LearningRates
 from leanbayes.training.optimizer_step import OptimizerStep, TakesSteps
@@ -61,8 +61,10 @@ class Loop:
         self._temperature, self._loss_sum, self._loss_count = step.temperature, step.loss_sum, 0
         self._last_checkpoint = time.monotonic()
         if state is not None:
+            if len(state["optimizers"]) != len(training.optimizers):
+                raise FileFormatError("The checkpoint has other optimizers than this training: overwrite the run.")
             for optimizer, saved in zip(training.optimizers, state["optimizers"], strict=True):
-                optimizer.load_state_dict(saved)
+                restore_optimizer(optimizer, saved)
             if accelerator.scaler is not None:
                 accelerator.scaler.load_state_dict(state["scaler"])
             self._loss_sum += state["loss_sum"]

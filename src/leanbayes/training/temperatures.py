@@ -4,14 +4,13 @@ In a folder, each temperature is a run of its own under temperatures/, so that a
 The files of the chosen run are then copied into the folder itself, the record last.
 """
 
-import json
 import math
 import shutil
 from collections.abc import Callable
 from pathlib import Path
 
 from leanbayes.core.files import reason_of, written_whole
-from leanbayes.core.json_values import json_text
+from leanbayes.core.json_values import json_text, read_untrusted
 from leanbayes.errors import FileFormatError, LeanBayesError
 from leanbayes.model.bayesian import BayesianModel
 from leanbayes.training.progress import say
@@ -49,7 +48,7 @@ def chosen_temperature(folder: Path) -> float | None:
     if not path.is_file() or not (folder / RECORD).is_file():
         return None
     try:
-        chosen = json.loads(path.read_text())["temperature"]
+        chosen = read_untrusted(path)["temperature"]
         if chosen not in TEMPERATURES:
             raise ValueError
     except (OSError, ValueError, KeyError, TypeError):

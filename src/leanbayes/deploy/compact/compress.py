@@ -5,6 +5,8 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+from torch import nn
+
 from leanbayes.core.arguments import checked
 from leanbayes.core.quantization import Precision
 from leanbayes.deploy.compact.compact_file import CompactFile, write_compact
@@ -14,10 +16,7 @@ from leanbayes.errors import LeanBayesError
 from leanbayes.model.bayesian import BayesianModel
 
 
-@checked(
-    target_size="a number of bytes, or a size such as '50 KB'",
-    data="a list or a DataLoader of (x, y) batches, or a function that returns them",
-)
+@checked("data", target_size="a number of bytes, or a size such as '50 KB'")
 def compress(
     bnn: BayesianModel,
     path: str | os.PathLike[str],
@@ -96,4 +95,11 @@ def _readable_again(data: Iterable[Any] | Callable[[], Iterable[Any]]) -> Batche
             "data can be read only once, but the search reads it several times: pass a list, a DataLoader, or a "
             "function that returns the batches."
         )
-    return (lambda: data) if isinstance(data, Iterable) or not callable(data) else data
+    if isinstance(data, Iterable):
+        return lambda: data
+    if callable(data) and not isinstance(data, nn.Module):
+        return data
+    raise LeanBayesError(
+        f"data must be (x, y) batches, or a function that returns them, not {type(data).__name__}: pass a list or a "
+        "DataLoader."
+    )

@@ -33,7 +33,7 @@ def _reliability(bins: Any, runs: int) -> Figure:
         y="accuracy",
         caption="How certain the model was, against how often it was right. Below the diagonal it is overconfident, "
         f"above it underconfident. Larger points have more examples; bins of fewer than {_MIN_COUNT} are left out. "
-        "Lines show 95 % intervals.",
+        "Vertical lines are 95 % intervals.",
         series=(line,),
         percent="xy",
         diagonal=True,

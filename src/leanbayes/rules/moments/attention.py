@@ -86,7 +86,8 @@ def scaled_dot_product_attention(
         independent = independent + (rows - share).square() * common.square().sum(0)
         common = share * common
     if q.common is not None:
-        kept = scale * (q.common @ attended.covariance)
+        rows = q.common.squeeze(-2).movedim(0, -2)  # one product for all probes
+        kept = scale * (rows @ attended.covariance).movedim(-2, 0).unsqueeze(-2)
         common = kept if common is None else common + kept
         shared = scale**2 * (q.common.square().sum(0) @ attended.covariance.square())  # part of `by_scores`
         independent = (independent - shared).clamp_min(0)
@@ -113,11 +114,13 @@ def _attend(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, scale: float) 
     else:
         # A fully masked row gives 0; with -inf in it, its gradient would be NaN.
         weights = torch.softmax(scores + mask.clamp_min(torch.finfo(q.dtype).min / 4), -1) * (mask > -math.inf)
-    output, keys = weights @ v, weights @ k
+    # One product for all columns.
+    columns = torch.cat([v, k, v.square(), k.square()], -1)
+    output, keys, second, key_second = (weights @ columns).split([v.shape[-1], k.shape[-1]] * 2, -1)
     received = weights.sum(-2).unsqueeze(-1)
     covariance = ((received * k).mT @ v - keys.mT @ output) / weights.shape[-2]
-    key_variance = (weights @ k.square() - keys.square()).clamp_min(0)
-    bound = (weights @ v.square() - output.square()).clamp_min(0)
+    key_variance = (key_second - keys.square()).clamp_min(0)
+    bound = (second - output.square()).clamp_min(0)
     return _Attended(weights, output, keys, key_variance, bound, covariance)
 
 
@@ -130,13 +133,15 @@ def _variances(
     variance = q.variance
     by_keys = scale**2 * ((q.loc.square() + variance) @ k.independent.mT)
     by_keys = by_keys if noise is None else by_keys + noise
-    centered = variance @ k.loc.square().mT - 2 * (variance * keys) @ k.loc.mT
+    centered = torch.cat([variance, -2 * variance * keys], -1) @ torch.cat([k.loc.square(), k.loc], -1).mT
     by_queries = scale**2 * (centered + (variance * keys.square()).sum(-1, keepdim=True)).clamp_min(0)
+
+    columns = torch.cat([v.loc.square(), v.loc], -1)
 
     def through(of_weights: Tensor) -> Tensor:
         """Return Σ_j of_weights_ij (v_j - o_i)²."""
-        mixed = of_weights @ v.loc.square() - 2 * output * (of_weights @ v.loc)
-        return (mixed + output.square() * of_weights.sum(-1, keepdim=True)).clamp_min(0)
+        second, first = (of_weights @ columns).chunk(2, -1)
+        return (second - 2 * output * first + output.square() * of_weights.sum(-1, keepdim=True)).clamp_min(0)
 
     unrelated = through(squares * by_queries)
     related = scale**2 * (variance @ covariance.square())

@@ -24,6 +24,7 @@ from leanbayes.rules.moments.exact_moments import (
     clamp_moments,
     exp_moments,
     hardsigmoid_moments,
+    in_pieces,
     leaky_relu_moments,
     quadrature,
     relu_moments,
@@ -43,11 +44,13 @@ def _propagate(
     if exact is None or x.within.activations == "taylor":
         return x.follow(plain, slope(m, **settings))
     v = shrunk(x.variance)
-    if torch.is_grad_enabled() and not torch.compiler.is_compiling() and not noise.in_transform():
+    if torch.compiler.is_compiling() or noise.in_transform():
+        moments = exact(m, v, **settings)
+    elif torch.is_grad_enabled():
         # Recompute in the backward pass: to store all intermediate results takes many times the memory.
         moments = checkpoint(exact, m, v, use_reentrant=False, preserve_rng_state=False, **settings)
     else:
-        moments = exact(m, v, **settings)
+        moments = in_pieces(exact, m, v, settings)
     return x.follow((plain + moments.excess).to(plain.dtype), moments.slope, moments.variance)
 
 
@@ -70,7 +73,7 @@ def _elementwise(
         at_mean: Whether to linearize it at the mean.
     """
     order = settings.split()
-    moments = None if at_mean else exact or partial(quadrature, function, slope)
+    moments = None if at_mean else exact or partial(quadrature, function)
 
     def rule(input: Moments, *args: Any, **kwargs: Any) -> Moments:
         given = {**dict(zip(order, args, strict=False)), **kwargs}
@@ -208,7 +211,7 @@ def power(input: Moments, exponent: Any) -> Moments:
     if not isinstance(exponent, Tensor) and exponent == 2:
         exact: Any = lambda m, v, exponent: square_moments(m, v)  # noqa: E731
     elif not isinstance(exponent, Tensor) and exponent == int(exponent) and exponent > 0:
-        exact = partial(quadrature, torch.pow, _pow_slope)
+        exact = partial(quadrature, torch.pow)
     else:
         exact = None
     return _propagate(input, torch.pow, _pow_slope, exact, {"exponent": exponent})

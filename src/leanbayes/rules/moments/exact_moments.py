@@ -10,6 +10,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from leanbayes.core import noise
+
 
 class Exact(NamedTuple):
     """The moments of f(x) for x ~ N(m, v): the excess E f(x) - f(m), the mean slope, and the variance."""
@@ -40,33 +42,67 @@ _TAIL = (
     0.033821061,
 )
 _TINY = 1e-20  # lower limit of variances in quotients: the cube of 1/√_TINY is finite in single precision
+_REACH = 12.5  # stds; the normal density there is 5e-35
+_PIECE = 1 << 16  # elements; a dozen such results fit the cache of a CPU
+_LARGE = 1 << 19  # elements, from which it pays to compute in pieces
 _FAR = 1e15  # upper limit of the distance to a bound, so that products are finite
 
 
-def _tail(b: Tensor, bell: Tensor) -> Tensor:
-    """Return Φ(-b) for b ≥ 0, given `bell` = exp(-b²/2); in single precision this is far cheaper than erfc."""
-    if b.dtype == torch.float64:
-        return 0.5 * torch.erfc(math.sqrt(0.5) * b)
-    t = 1 / (1 + 0.325 * b)
+def _spent(x: Tensor) -> Tensor | None:
+    """Return a tensor that is not needed any more as `out=` of the next operation, if gradients do not need it either.
+
+    New memory is expensive on a CPU: half of the time of a ReLU would be page faults.
+    """
+    needed = torch.is_grad_enabled() or torch.compiler.is_compiling() or noise.in_transform()
+    return None if needed else x
+
+
+def _normal_cdf(a: Tensor, bell: Tensor) -> Tensor:
+    """Return Φ(a), accurate relative to its size, given `bell` = exp(-a²/2).
+
+    In eager mode erfc is one call. In compiled code a polynomial is far cheaper, and exported graphs have no erfc.
+    """
+    if a.dtype == torch.float64 or not torch.compiler.is_compiling():
+        z = -math.sqrt(0.5) * a
+        return torch.mul(torch.erfc(z, out=_spent(z)), 0.5, out=_spent(z))
+    t = 1 / (1 + 0.325 * a.abs())
     polynomial = torch.full_like(t, _TAIL[-1])
     for coefficient in _TAIL[-2::-1]:
         polynomial = polynomial * t + coefficient
-    return bell * polynomial * t
+    tail = bell * polynomial * t
+    return torch.where(a > 0, 1 - tail, tail)
 
 
 def relu_moments(m: Tensor, v: Tensor) -> Exact:
-    """Return the moments of relu(x): with b = |m|/√v and h = φ(b) - bΦ(-b), the variance is v·(slope - h(h + b)).
+    """Return the moments of relu(x): with a = m/√v and e = φ(a) + aΦ(a), mean √v·e and variance v(Φ - e(e - a)).
 
-    This equals E x₊² - (E x₊)² without the cancellation of large numbers, and each term vanishes far below 0.
+    Each term vanishes far below 0. Farther away than `_REACH` the ReLU is linear in single precision, and without this
+    limit many terms would be denormal numbers, with which CPUs compute slowly.
     """
     scale = v.clamp_min(_TINY).rsqrt()
     a = m * scale
-    b = a.abs()
-    bell = torch.exp(-0.5 * a * a)
-    tail = _tail(b, bell)
-    h = (bell * (1 / math.sqrt(2 * math.pi)) - b * tail).clamp_min(0)
-    slope = torch.where(a > 0, 1 - tail, tail)
-    return Exact(v * scale * h, slope, v * (slope - h * (h + b)).clamp_min(0))
+    a = torch.clamp(a, -_REACH, _REACH, out=_spent(a))
+    bell = a * a
+    bell = torch.exp(torch.mul(bell, -0.5, out=_spent(bell)), out=_spent(bell))
+    slope = _normal_cdf(a, bell)
+    density = torch.mul(bell, 1 / math.sqrt(2 * math.pi), out=_spent(bell))
+    e = torch.addcmul(density, a, slope, out=_spent(density))
+    rest = e - a
+    variance = torch.addcmul(slope, e, rest, value=-1, out=_spent(rest))
+    variance = torch.mul(torch.clamp_min(variance, 0, out=_spent(variance)), v, out=_spent(variance))
+    excess = torch.sub(e, torch.clamp_min(a, 0, out=_spent(a)), out=_spent(e))
+    excess = torch.mul(torch.clamp_min(excess, 0, out=_spent(excess)), v * scale, out=_spent(excess))
+    return Exact(excess, slope, variance)
+
+
+def in_pieces(exact: Callable[..., Exact], m: Tensor, v: Tensor, settings: dict[str, Any]) -> Exact:
+    """Compute moments of a few examples at a time on a CPU, so that all intermediate results stay in its cache."""
+    rows = 0 if m.dim() == 0 or m.numel() < _LARGE else max(1, len(m) * _PIECE // m.numel())
+    if m.device.type != "cpu" or not 0 < rows < len(m) or any(isinstance(value, Tensor) for value in settings.values()):
+        return exact(m, v, **settings)
+    parts = v.split(rows) if len(v) == len(m) else [v] * math.ceil(len(m) / rows)
+    found = [exact(*piece, **settings) for piece in zip(m.split(rows), parts, strict=True)]
+    return Exact(*(torch.cat(pieces) for pieces in zip(*found, strict=True)))
 
 
 def leaky_relu_moments(m: Tensor, v: Tensor, negative_slope: Tensor | float = 0.01) -> Exact:
@@ -113,21 +149,27 @@ def exp_moments(m: Tensor, v: Tensor) -> Exact:
     return Exact(center * torch.expm1(0.5 * v), slope, torch.where(v > 0, slope * slope * torch.expm1(v), v))
 
 
-def quadrature(function: Function, slope: Function, m: Tensor, v: Tensor, **settings: Any) -> Exact:
+def quadrature(function: Function, m: Tensor, v: Tensor, **settings: Any) -> Exact:
     """Compute moments with 7 nodes x: weighted sums of d = f(m + √v·x) - f(m), of d·x/√v and of d².
 
-    If √v is so small that the differences are rounding errors, the function is linear with its slope at m.
+    If √v is so small that the differences would be rounding errors, they are computed for a larger v. Excess and
+    variance are then in proportion to v, because the function is linear or quadratic over so short a distance.
     """
-    linear = v < 1e-8 * m * m + 1e-7
-    std = torch.where(linear, 1.0, v).sqrt()
+    enough = torch.maximum(v, 1e-6 * m * m + 1e-6)
+    std = enough.sqrt()
     center = function(m, **settings)
-    mean = tilt = second = torch.zeros_like(m)
+    mean, tilt, second = (torch.zeros_like(center) for _ in range(3))
     for node, weight in _NODES:
-        above = function(m + node * std, **settings) - center
-        under = function(m - node * std, **settings) - center
-        mean = mean + weight * (above + under)
-        tilt = tilt + weight * node * (above - under)
-        second = second + weight * (above * above + under * under)
-    local = slope(m, **settings)
-    variance = torch.where(linear, local * local * v, (second - mean * mean).clamp_min(0))
-    return Exact(torch.where(linear, 0.0, mean), torch.where(linear, local, tilt / std), variance)
+        above = function(torch.add(m, std, alpha=node), **settings)
+        under = function(torch.sub(m, std, alpha=node), **settings)
+        both = above + under
+        both = torch.sub(both, center, alpha=2, out=_spent(both))
+        apart = torch.sub(above, under, out=_spent(above))
+        mean = torch.add(mean, both, alpha=weight, out=_spent(mean))
+        tilt = torch.add(tilt, apart, alpha=weight * node, out=_spent(tilt))
+        second = torch.addcmul(second, both, both, value=weight / 2, out=_spent(second))
+        second = torch.addcmul(second, apart, apart, value=weight / 2, out=_spent(second))
+    share = torch.div(v, enough, out=_spent(enough))
+    variance = torch.addcmul(second, mean, mean, value=-1, out=_spent(second))
+    variance = torch.mul(torch.clamp_min(variance, 0, out=_spent(variance)), share, out=_spent(variance))
+    return Exact(torch.mul(mean, share, out=_spent(mean)), torch.div(tilt, std, out=_spent(tilt)), variance)

@@ -31,6 +31,7 @@ from leanbayes.rules.random_weight import LinearUse
 
 _TRANSPOSED = {F.conv_transpose1d, F.conv_transpose2d, F.conv_transpose3d}
 _GEOMETRY = {"stride", "padding", "dilation", "output_padding"}
+Shares = tuple[tuple[float, ...], ...]  # for each dimension of a kernel, one share of the positions per tap
 _FEW = 4  # up to so many output channels per group, the variance is computed pixel by pixel
 
 
@@ -90,11 +91,36 @@ class Layer:
         y = self.function(x, weight, groups=self.groups).to(self.dtype)
         return y.reshape(*outer, *y.shape[-1 - self.window :])
 
-    def _collapse(self, weight: Tensor, shares: Tensor | None) -> Tensor:
-        """Sum a kernel over its window, with each tap weighted by its share of the positions."""
+    def _collapsed(self, kind: str, shares: Shares | None) -> Tensor:
+        """Sum a kernel ("mean", "squares" of the mean, or "variance") over its window.
+
+        Each tap is weighted by its share of the positions. Passes share the result.
+        """
         if shares is None:
-            return weight
-        return (weight * shares).sum(list(range(-self.window, 0)), keepdim=True)
+            return self._kernel(kind)
+        return self._once((kind, shares), lambda: self._weighted(self._kernel(kind), shares))
+
+    def _kernel(self, kind: str) -> Tensor:
+        if kind == "variance":
+            assert self.w_variance is not None
+            return self.w_variance
+        return self.w.to(self.dtype).square() if kind == "squares" else self.w.to(self.dtype)
+
+    def _weighted(self, kernel: Tensor, shares: Shares) -> Tensor:
+        for dim, along in zip(range(-self.window, 0), shares, strict=True):
+            if any(share != 1 for share in along):
+                factors = torch.tensor(along, dtype=self.dtype, device=self.w.device)
+                kernel = kernel * factors.reshape(-1, *[1] * (-1 - dim))
+        return kernel.sum(list(range(-self.window, 0)), keepdim=True)
+
+    def _once(self, key: Any, compute: Callable[[], Tensor]) -> Tensor:
+        """Return what passes share as long as the weight does not change; `compute` it if no pass has so far."""
+        known = self.weight.derived if isinstance(self.weight, Moments) else None
+        if known is None or torch.is_grad_enabled() or torch.compiler.is_compiling():
+            return compute()
+        if key not in known:
+            known[key] = compute()
+        return known[key]
 
     @property
     def _inputs_first(self) -> bool:
@@ -106,15 +132,18 @@ class Layer:
         """The number of outputs per group."""
         return self.w.shape[1] if self._inputs_first else self.w.shape[0] // self.groups
 
-    def _mass(self, weight: Tensor) -> Tensor:
-        """Sum a weight over all elements that multiply an input channel, in a shape that broadcasts to the input."""
-        if self._inputs_first:
-            mass = weight.flatten(1).sum(1)
-        elif self.window:
-            mass = weight.unflatten(0, (self.groups, -1)).flatten(3).sum((1, 3))
-        else:
-            mass = weight.sum(0)
-        return mass.reshape(-1, *[1] * self.window)
+    def _mass(self, kind: str) -> Tensor:
+        """Sum a kernel over all elements that multiply an input channel, in a shape that broadcasts to the input."""
+
+        def compute() -> Tensor:
+            weight = self._kernel(kind)
+            if self._inputs_first:
+                return weight.flatten(1).sum(1)
+            if self.window:
+                return weight.unflatten(0, (self.groups, -1)).flatten(3).sum((1, 3))
+            return weight.sum(0)
+
+        return self._once((kind, self._inputs_first, self.groups), compute).reshape(-1, *[1] * self.window)
 
     # -- the kinds of layers ------------------------------------------------------------------------------------------
 
@@ -178,7 +207,7 @@ class Layer:
         if isinstance(x, Moments) and x.common is not None:
             channels = list(x.common.shape)
             channels[self.form.channel_dim] = given.mean.shape[self.form.channel_dim]  # if it is constant along them
-            common = self._compact(x.common.expand(channels), self._collapse(self.w.to(self.dtype), shares))
+            common = self._compact(x.common.expand(channels), self._collapsed("mean", shares))
         few = self._outputs <= _FEW  # then products pixel by pixel are cheap
         variance, kept = self._by_position(x, given, shares) if few else self._on_average(x, given, shares)
         if kept is not None:
@@ -186,34 +215,33 @@ class Layer:
             common = own if common is None else common + own
         return self._with_bias(loc, variance, common)
 
-    def _by_position(self, x: Any, given: InputStatistics, shares: Tensor | None) -> tuple[Tensor, Tensor | None]:
+    def _by_position(self, x: Any, given: InputStatistics, shares: Shares | None) -> tuple[Tensor, Tensor | None]:
         """Return the independent variance of each output, and the common variance of the weights' noise."""
         parts, kept = [], None
         if isinstance(x, Moments):
             parts.append(self._product(x.independent, self.w.to(self.dtype).square()))
         if self.w_variance is not None:
             each = self._product(given.squares, self.w_variance)
-            of_mean = self._compact(given.first, self._collapse(self.w_variance, shares))
+            of_mean = self._compact(given.first, self._collapsed("variance", shares))
             kept = common_variance(of_mean, each.mean(self.positions, keepdim=True))
             parts.append((each - kept).clamp_min(0))
         return sum(parts[1:], parts[0]), kept
 
-    def _on_average(self, x: Any, given: InputStatistics, shares: Tensor | None) -> tuple[Tensor, Tensor | None]:
+    def _on_average(self, x: Any, given: InputStatistics, shares: Shares | None) -> tuple[Tensor, Tensor | None]:
         """Return the same from means over positions: one variance per channel, times the pattern of the noise."""
         averages, masses, kept = [], [], None
         flat = bool(self.window) and not self.within.maps
         if given.alone is not None:
-            squares = self.w.to(self.dtype).square()
-            averages.append(self._compact(given.alone, self._collapse(squares, shares)))
+            averages.append(self._compact(given.alone, self._collapsed("squares", shares)))
             if not flat:
-                masses.append(x.variance * self._mass(squares))
+                masses.append(x.variance * self._mass("squares"))
         if self.w_variance is not None:
             both = torch.stack([given.second, given.first])
-            total, of_mean = self._compact(both, self._collapse(self.w_variance, shares)).unbind(0)
+            total, of_mean = self._compact(both, self._collapsed("variance", shares)).unbind(0)
             kept = common_variance(of_mean, total)
             averages.append(total - kept)
             if not flat:
-                masses.append(given.squares * self._mass(self.w_variance))
+                masses.append(given.squares * self._mass("variance"))
         average = sum(averages[1:], averages[0])
         return (average if flat else average * self._pattern(sum(masses[1:], masses[0]))), kept
 
@@ -242,16 +270,16 @@ class Layer:
                 common = own if common is None else common + own
             else:
                 variance = own if variance is None else variance + own
-        zero = loc.new_zeros((), dtype=self.dtype)
-        return self.like.like(loc, (zero if variance is None else variance).expand(loc.shape), common)
+        variance = loc.new_zeros((), dtype=self.dtype) if variance is None else variance
+        return self.like.like(loc, variance.expand(loc.shape), common)
 
-    def _shares(self, inputs: Sequence[int], outputs: Sequence[int]) -> Tensor | None:
+    def _shares(self, inputs: Sequence[int], outputs: Sequence[int]) -> Shares | None:
         """Return the fraction of the output positions at which each tap of a kernel has an input, not padding."""
         if not self.window:
             return None
         settings = self.use.arguments
         transposed = self.function in _TRANSPOSED
-        shares = None
+        shares = []
         for dim in range(-self.window, 0):
             stride, dilation = of_dim(settings.get("stride", 1), dim), of_dim(settings.get("dilation", 1), dim)
             taps = self.w.shape[dim]
@@ -260,7 +288,6 @@ class Layer:
                 padding = 0 if padding == "valid" else dilation * (taps - 1) // 2
             padding = of_dim(padding, dim)
             ends = (inputs[dim], outputs[dim]) if transposed else (outputs[dim], inputs[dim])
-            counts = [count_inside(tap * dilation - padding, stride, *ends) / outputs[dim] for tap in range(taps)]
-            along = torch.tensor(counts, dtype=self.dtype, device=self.w.device).reshape(-1, *[1] * (-1 - dim))
-            shares = along if shares is None else shares * along
-        return shares
+            counts = [count_inside(tap * dilation - padding, stride, *ends) for tap in range(taps)]
+            shares.append(tuple(count / outputs[dim] for count in counts))
+        return tuple(shares)

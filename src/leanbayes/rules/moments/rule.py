@@ -11,6 +11,7 @@ from leanbayes.core import noise
 from leanbayes.core.config import check_choices, configurable
 from leanbayes.core.network import map_outputs, tensors_of
 from leanbayes.posteriors import Posterior
+from leanbayes.posteriors.base import SlotMoments
 from leanbayes.rules.base import PassContext, Rule, register_rule
 from leanbayes.rules.moments.context import CHANNELS, TRAINING_PROBES, Activations, Correlation, Pass, make_signs
 from leanbayes.rules.moments.correction import Correction
@@ -62,15 +63,19 @@ class MomentPropagation(Rule):
         within = Pass(self.correlation, self.activations)
         if self.correlation == "common" and posterior.training:
             within.signs = noise.signs(posterior.mean(), (TRAINING_PROBES, CHANNELS), key, stream=1)
-        kl: Tensor | None = None
         if with_kl:
             flat, kl = posterior.variance_and_kl(key)
-            means, variances = posterior.layout.split(posterior.mean()), posterior.layout.split(flat)
+            known = SlotMoments(posterior.layout.split(posterior.mean()), posterior.layout.split(flat), None)
         else:
-            means, variances = posterior.slot_moments()
-        variances = [variance.to(variance_dtype(variance.dtype)) for variance in variances]
-        slots = zip(means, variances, posterior.random_slots(), strict=True)
-        return [Moments(m, v, within=within) if random else m for m, v, random in slots], kl
+            known, kl = posterior.slot_moments(), None
+        values: list[Any] = []
+        for number, (mean, variance) in enumerate(zip(known.means, known.variances, strict=True)):
+            if not posterior.random_slots()[number]:
+                values.append(mean)
+                continue
+            values.append(Moments(mean, variance.to(variance_dtype(variance.dtype)), within=within))
+            values[-1].derived = None if known.derived is None else known.derived[number]
+        return values, kl
 
     def buffers(self) -> Mapping[str, Callable[[], Tensor]]:
         """Return the signs of the probes, which all passes in evaluation mode use."""

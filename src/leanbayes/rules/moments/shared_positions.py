@@ -44,6 +44,8 @@ def common_variance(of_mean: Tensor, total: Tensor) -> Tensor:
 
 def root(x: Tensor) -> Tensor:
     """Return √x for x ≥ 0, with a gradient of 0 instead of infinity at 0."""
+    if not torch.is_grad_enabled():
+        return x.clamp_min(0).sqrt()
     positive = x > 0
     return torch.where(positive, torch.where(positive, x, 1.0) ** 0.5, 0.0)
 

@@ -86,6 +86,7 @@ class Moments(TensorLike):
         self.copies: bool | Tensor | None = None  # for a weight: whether it contains an element more than once
         self.mixed = False  # whether it is computed from sums over the elements of a weight
         self.correction: Callable[[Moments, int], Moments] | None = None  # for a weight: that of its layer's output
+        self.derived: dict[Any, Tensor] | None = None  # for a weight: what passes have computed from it, by any key
 
     # -- parts --------------------------------------------------------------------------------------------------------
 
@@ -228,6 +229,7 @@ class Moments(TensorLike):
         """Take over another value, as in-place functions do."""
         self._independent, self._total = other._independent, other._total
         self.loc, self.common, self.grid = other.loc, other.common, other.grid
+        self.derived = None
         return self
 
     # -- the interface of a tensor ------------------------------------------------------------------------------------
