@@ -44,7 +44,7 @@ PUBLIC = (
     "leanbayes",
     *(
         f"leanbayes.{name}"
-        for name in "data networks evaluation evaluation.decide evaluation.plot training report".split()
+        for name in "data networks evaluation evaluation.decide evaluation.plot training training.sklearn report".split()
     ),
 )
 PAGES = {
