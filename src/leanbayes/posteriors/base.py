@@ -133,7 +133,7 @@ class Posterior(nn.Module):
 
         With `caches_moments`, passes without gradients in evaluation mode share them until a parameter changes.
         """
-        if self.training or not self.caches_moments or torch.is_grad_enabled():
+        if self.training or not self.caches_moments or torch.is_grad_enabled() or torch.compiler.is_compiling():
             return SlotMoments(self.layout.split(self.mean()), self.layout.split(self.variance()), None)
 
         def compute() -> SlotMoments:
