@@ -140,6 +140,8 @@ class Posterior(nn.Module):
             derived: list[dict[Any, Tensor]] = [{} for _ in self.layout]
             return SlotMoments(self.layout.split(self.mean()), self.layout.split(self.variance()), derived)
 
+        if torch.compiler.is_compiling():  # which neither traces the mode nor compares tensors
+            return compute()
         return self._slot_moments.get(torch.is_inference_mode_enabled(), (*self.parameters(), *self.buffers()), compute)
 
     def train(self, mode: bool = True) -> Self:
