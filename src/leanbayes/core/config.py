@@ -27,12 +27,17 @@ def configurable(cls: type[T]) -> type[T]:
 
 
 def _check_types_in_init(cls: Any) -> None:
-    """Let the `__init__` of a dataclass convert NumPy scalars, and raise an error for settings of a wrong type."""
+    """Let the `__init__` of a dataclass convert NumPy scalars, and raise an error for settings of a wrong type.
+
+    The metadata "also" of a field is another type that `__post_init__` converts to the declared one.
+    """
     init, names = cls.__init__, [one.name for one in dataclasses.fields(cls) if one.init]
+    others = {one.name: one.metadata["also"] for one in dataclasses.fields(cls) if "also" in one.metadata}
 
     @functools.wraps(init)
     def checked(self: Any, *args: Any, **kwargs: Any) -> None:
-        hints, given = _hints(cls), [*zip(names, args, strict=False), *kwargs.items()]
+        given = [*zip(names, args, strict=False), *kwargs.items()]
+        hints = {name: hint | others[name] if name in others else hint for name, hint in _hints(cls).items()}
         settings = {name: checked_value(name, value, hints.get(name, Any), any_word=True) for name, value in given}
         if len(args) > len(names) or len(settings) != len(args) + len(kwargs):
             init(self, *args, **kwargs)  # too many arguments, or one twice, which Python explains

@@ -2,7 +2,7 @@
 
 import functools
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 import torch
@@ -33,8 +33,8 @@ class Normalize:
         tensor([[[2.]]])
     """
 
-    mean: tuple[float, ...]
-    std: tuple[float, ...]
+    mean: tuple[float, ...] = field(metadata={"also": float})
+    std: tuple[float, ...] = field(metadata={"also": float})
 
     def __post_init__(self) -> None:
         for name in ("mean", "std"):  # numbers and lists are accepted
