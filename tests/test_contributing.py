@@ -7,7 +7,7 @@ import pytest
 
 ROOT = Path(__file__).parents[1]
 PAGE = (ROOT / "CONTRIBUTING.md").read_text()
-PATHS = sorted(set(re.findall(r"`((?:src|tests|docs|benchmarks|experiments)/[\w./]*)`", PAGE)))
+PATHS = sorted(set(re.findall(r"`((?:src|tests|docs|benchmarks|experiments|tools)/[\w./]*)`", PAGE)))
 
 
 @pytest.mark.parametrize("path", PATHS)

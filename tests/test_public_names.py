@@ -9,7 +9,16 @@ import pytest
 
 import leanbayes as lb
 
-PACKAGES = ("data", "networks", "evaluation", "evaluation.decide", "evaluation.plot", "training", "report")
+PACKAGES = (
+    "data",
+    "networks",
+    "evaluation",
+    "evaluation.decide",
+    "evaluation.plot",
+    "training",
+    "training.sklearn",
+    "report",
+)
 PUBLIC = ("leanbayes", *(f"leanbayes.{name}" for name in PACKAGES))
 
 

@@ -2,6 +2,7 @@
 
 import re
 import runpy
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -39,9 +40,30 @@ def test_every_command_has_its_flags_with_meanings(command: str, cli: str) -> No
 def test_every_method_has_its_settings(method: str, cli: str) -> None:
     section = cli.partition(f"\n### leanbayes fit {method}\n")[2].partition("\n##")[0]
     flags = {re.split(r"[ ,]", name)[0] for name in re.findall(r"^\| `(--method\.[^`]*)`", section, re.MULTILINE)}
-    settings = {field.replace("_", "-") for field in METHODS[method].__dataclass_fields__}
+    settings = {field.name.replace("_", "-") for field in fields(METHODS[method])}  # type: ignore[arg-type]
     # A prior has flags of its own, and settings that are no plain values have none.
     assert {flag.removeprefix("--method.") for flag in flags if ".prior." not in flag} >= settings - {"prior", "start"}
+
+
+@pytest.mark.parametrize(
+    "page", ["README.md", *(f"docs/guide/{path.name}" for path in (ROOT / "docs" / "guide").glob("*.md"))]
+)
+def test_commands_in_pages_exist_with_their_flags(page: str, cli: str) -> None:
+    text = (ROOT / page).read_text()
+    code = "".join(re.findall(r"^```\n(.*?)^```", text, re.MULTILINE | re.DOTALL))
+    found = re.findall(r"^(?:torchrun .* -m )?leanbayes (.*)$", code, re.MULTILINE) + re.findall(
+        r"`leanbayes (.*?)`", text
+    )
+    for command in found:
+        name, *words = command.partition("#")[0].split()
+        section = cli.partition(f"\n## leanbayes {name}\n")[2].partition("\n## ")[0]
+        assert section, command
+        flags = {
+            flag
+            for cell in re.findall(r"^\| `(--.*?)` \|", section, re.MULTILINE)
+            for flag in re.findall(r"--[\w.-]+", cell)
+        }
+        assert {word.partition("=")[0] for word in words if word.startswith("--")} <= flags, command
 
 
 def test_a_flag_is_parsed_with_its_default(program: dict[str, Any]) -> None:

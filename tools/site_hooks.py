@@ -1,7 +1,8 @@
 """Hooks of mkdocs: pages from outside docs/ (README, CONTRIBUTING, ...), generated pages, and the links to all of them.
 
 The pages are written for readers of the repository, so their links are paths in it. Here these links become paths in
-the site. A link to another file of the repository, such as a program, becomes plain text.
+the site. A link to the source of a tutorial leads to its page, and one to another file of the repository, such as a
+program, becomes plain text.
 """
 
 import os
@@ -55,6 +56,8 @@ def _linked(markdown: str, folder: str, target: str) -> str:
         found = posixpath.normpath(posixpath.join(folder, path))
         if found.startswith("docs/"):
             place = found.removeprefix("docs/")
+            if place.startswith("tutorials/") and not target.startswith("tutorials/"):
+                place = re.sub(r"\.py$", ".md", place)
         elif found in PAGES:
             place = PAGES[found]
         elif found.startswith("experiments/results/") and found.endswith((".svg", ".png")):

@@ -47,6 +47,7 @@ if TYPE_CHECKING:
     from leanbayes.evaluation import decide as decide
     from leanbayes.evaluation import plot as plot
     from leanbayes.evaluation.scores import evaluate as evaluate
+    from leanbayes.training import sklearn as sklearn
     from leanbayes.training.fit import fit as fit
     from leanbayes.training.recipe import Recipe as Recipe
 
@@ -103,6 +104,7 @@ __all__ = [
     "restrict",
     "save",
     "sensitivity",
+    "sklearn",
 ]
 _LAZY = {
     "Recipe": "leanbayes.training",
@@ -110,20 +112,26 @@ _LAZY = {
     "evaluate": "leanbayes.evaluation",
     "fit": "leanbayes.training",
     "plot": "leanbayes.evaluation",
+    "sklearn": "leanbayes.training.sklearn",
 }
+_EXTRAS = {"accelerate": "train", "sklearn": "sklearn"}
+# So that `import *` works:
 if find_spec("accelerate") is None:
-    __all__ = [name for name in __all__ if _LAZY.get(name) != "leanbayes.training"]  # so that `import *` works
+    __all__ = [name for name in __all__ if not _LAZY.get(name, "").startswith("leanbayes.training")]
+if find_spec("sklearn") is None:
+    __all__ = [name for name in __all__ if name != "sklearn"]
 
 
 def __getattr__(name: str) -> Any:
-    """Import what the core does not need when it is first used: `fit` and `Recipe` need accelerate."""
+    """Import what the core does not need when it is first used: `fit` needs accelerate, `sklearn` scikit-learn too."""
     if name not in _LAZY:
         raise AttributeError(f"module 'leanbayes' has no attribute {name!r}")
     try:
         module = import_module(_LAZY[name])
     except ModuleNotFoundError as error:
-        raise missing_package(f"lb.{name} needs {error.name}", "train") from None
-    return getattr(module, name)
+        package = str(error.name).partition(".")[0]
+        raise missing_package(f"lb.{name} needs {error.name}", _EXTRAS.get(package, "train")) from None
+    return module if module.__name__.endswith(f".{name}") else getattr(module, name)
 
 
 def __dir__() -> list[str]:

@@ -21,6 +21,7 @@ from leanbayes.training import Recipe
 COMMANDS = [
     ("evaluate",),
     ("predict",),
+    ("serve",),
     ("calibrate",),
     ("decide",),
     ("compress",),
@@ -121,7 +122,7 @@ def test_the_help_shows_the_preset_of_the_data(
         (("deterministic", "--data", "cifar10"), "backprop", "0.008"),
         (("mean-field", "--data", "cifar10", "--method.engine", "backprop"), "backprop", "0.008"),
         (("mean-field", "--data", "cifar10", "--optimizer", "sgd"), "backprop", "0.008"),
-        (("mean-field", "--data", "digits"), "backprop", "0.001"),
+        (("mean-field", "--data", "digits"), "backprop", "0.01"),
         (("mean-field", "--data", "digits", "--method.engine", "ivon"), "ivon", "1.0"),
     ],
 )

@@ -29,7 +29,8 @@ def information(probs: Tensor, places: Sequence[int]) -> float:
 
 @pytest.mark.parametrize("seed", range(3))
 def test_a_batch_is_the_greedy_one_of_brute_force(seed: int) -> None:
-    probs, expected = probabilities(seed), []
+    probs = probabilities(seed)
+    expected: list[int] = []
     for _ in range(4):
         rest = [place for place in range(EXAMPLES) if place not in expected]
         expected.append(max(rest, key=lambda place: information(probs, [*expected, place])))

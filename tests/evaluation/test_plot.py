@@ -49,7 +49,7 @@ def lines(ax: Any) -> dict[str, tuple[np.ndarray, np.ndarray]]:
 def test_reliability_has_accuracy_by_confidence() -> None:
     first, y = classes(0)
     second, _ = classes(1)
-    ax = lb.plot.reliability({"one": first, "two": second}, y, bins=10)
+    ax: Any = lb.plot.reliability({"one": first, "two": second}, y, bins=10)
     texts = [text.get_text() for text in ax.get_legend().get_texts()]
     for number, prediction in enumerate((first, second)):
         probs = prediction.probs.numpy()
@@ -107,12 +107,13 @@ def test_entropy_has_a_histogram_of_each_group() -> None:
     probs = prediction.probs.numpy()
     values, edges = -(probs * np.log(probs)).sum(1), np.linspace(0, np.log(CLASSES), 31)
     right = probs.argmax(1) == y.numpy()
-    (figure, given) = pyplot.subplots()
+    figure, given = pyplot.subplots()
     assert lb.plot.entropy({"a": prediction, "b": classes(4)[0]}, ax=given) is given
-    drawn = given.patches[0].get_data()
+    patch: Any = given.patches[0]
+    drawn = patch.get_data()
     np.testing.assert_allclose(drawn.values, np.histogram(values, edges)[0] / EXAMPLES)
     np.testing.assert_allclose(drawn.edges, edges)
-    split = lb.plot.entropy(prediction, y)
+    split: Any = lb.plot.entropy(prediction, y)
     for patch, group in zip(split.patches[::2], (right, ~right), strict=True):
         np.testing.assert_allclose(patch.get_data().values, np.histogram(values[group], edges)[0] / group.sum())
     assert [text.get_text() for text in split.get_legend().get_texts()] == [
@@ -129,7 +130,7 @@ def test_yes_or_no_outputs_are_drawn() -> None:
     drawn = lb.plot.reliability(prediction, y).containers[0][0].get_data()
     np.testing.assert_allclose(drawn[0], [0.6, 0.8, 0.9])
     np.testing.assert_allclose(drawn[1], [0, 1, 1])
-    assert lb.plot.risk_coverage(prediction, y).get_lines()[0].get_ydata()[-1] == 0.25
+    assert lines(lb.plot.risk_coverage({"model": prediction}, y))["model"][1][-1] == 0.25
     lb.plot.entropy(prediction, y)
 
 

@@ -306,7 +306,7 @@ GATE = OODGate(0.25, "entropy", 0.68, 3, (0.7, 0.68, 0.1))
 
 
 def test_a_policy_says_what_to_do_and_why() -> None:
-    decision = Policy("sample", 8, ABSTENTION, GATE, ConformalSets(0.9, "threshold", 0.45, 100))(of_classes(PROBS))
+    decision = Policy("sample", 8, ABSTENTION, GATE, ConformalSets(0.9, "threshold", 0.45, 100))(of_classes(PROBS, 0.5))
     assert decision.accepted.tolist() == [True, False, False]
     assert decision.alarm.tolist() == [False, False, True]
     assert decision.verdict == [
@@ -321,6 +321,26 @@ def test_a_policy_says_what_to_do_and_why() -> None:
     assert repr(decision).startswith("Decision(3 examples; answer: 1; ask a person: the inputs are ambiguous: 1;")
     assert Policy("sample", 8)(of_classes(PROBS)).accepted.all()
     assert Policy("sample", 8, gate=GATE)(of_classes(PROBS)).accepted.tolist() == [True, True, False]
+
+
+def test_the_reason_is_noise_in_the_data_or_lack_of_knowledge() -> None:
+    policy = Policy("sample", 8, ABSTENTION)
+    noise, knowledge = (
+        "ask a person: the inputs are ambiguous",
+        "ask a person: the model knows too little about this input",
+    )
+    for aleatoric, reason in ((0.6, noise), (0.05, knowledge)):  # of entropies 0.673 and 0.693
+        decision = policy(of_classes(PROBS[1:], aleatoric))
+        assert decision.verdict == [reason] * 2
+        assert decision.epistemic is not None
+        entropies = [math.log(10) - 0.6 * math.log(6) - 0.4 * math.log(4), math.log(2)]
+        assert decision.epistemic.tolist() == pytest.approx(
+            [1 - aleatoric / entropy for entropy in entropies], rel=1e-6
+        )
+    variances = torch.tensor([[1.0, 3.0], [3.0, 1.0]], dtype=torch.float64)
+    abstention = Abstention(0.01, 0.95, "std", 0.1, 400, 0.9, 0.0, 1.0)
+    regression = lb.RegressionPrediction(8, None, variances[:, :1], variances[:, :1], variances[:, 1:])
+    assert Policy("sample", 8, abstention)(regression).verdict == [knowledge, noise]
 
 
 def test_a_policy_warns_of_other_predictions() -> None:

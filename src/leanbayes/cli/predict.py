@@ -73,7 +73,7 @@ def _predict(options: PredictOptions) -> None:
     tables = [path.name.lower().endswith(TABLE_ENDINGS) for path in options.files]
     rows: list[dict[str, Any]] = []
     for path, table in zip(options.files, tables, strict=True):
-        rows += _predict_table(run, path, options) if table else [_predict_image(run, path, options)]
+        rows += predict_table(run, path, options) if table else [predict_image(run, path, options)]
     if options.json:
         print(json_text(rows))
         return
@@ -108,7 +108,8 @@ def _prediction(run: TrainedRun, x: Tensor, options: PredictOptions) -> tuple[An
     return prediction, None if policy is None else policy(prediction)
 
 
-def _predict_image(run: TrainedRun, path: Path, options: PredictOptions) -> dict[str, Any]:
+def predict_image(run: TrainedRun, path: Path, options: PredictOptions) -> dict[str, Any]:
+    """Return the label of an image, its uncertainty, and the verdict if the run has a policy."""
     prediction, decision = _prediction(run, run.read(path), options)
     if not isinstance(prediction, ClassPrediction):
         raise LeanBayesError(f"The run in {run.folder} does not predict classes: use lb.load and bnn.predict.")
@@ -123,7 +124,8 @@ def _predict_image(run: TrainedRun, path: Path, options: PredictOptions) -> dict
     return found if decision is None else {**found, "verdict": decision.verdict[0]}
 
 
-def _predict_table(run: TrainedRun, path: Path, options: PredictOptions) -> list[dict[str, Any]]:
+def predict_table(run: TrainedRun, path: Path, options: PredictOptions) -> list[dict[str, Any]]:
+    """Return mean and std of each row of a table, and the interval and the verdict if the run has a policy."""
     prediction, decision = _prediction(run, run.read_rows(path), options)
     scales = run.record["config"]["scales"]
     mean, std = scales["target_mean"][0], scales["target_std"][0]

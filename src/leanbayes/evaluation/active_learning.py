@@ -120,7 +120,8 @@ def _sampled(bnn: BayesianModel, prediction: Prediction) -> tuple[Tensor, Tensor
         noise = prediction.aleatoric_variance.double().flatten(1)
         return means.double().flatten(2).transpose(0, 1), noise
     class_probs(prediction)  # refuses several answers per example
-    probs = torch.stack([bnn.likelihood.logits(output.double()).softmax(-1) for output in prediction.outputs], dim=1)
+    likelihood: Any = bnn.likelihood
+    probs = torch.stack([likelihood.logits(output.double()).softmax(-1) for output in prediction.outputs], dim=1)
     return probs, probs.new_zeros(0)
 
 

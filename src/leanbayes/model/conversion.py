@@ -85,6 +85,10 @@ def bayesianize(
     Example:
         >>> bnn = lb.bayesianize(network, lb.MeanField())
         >>> print(bnn.report)  # which parameters are Bayesian, and why
+        >>> bnn.predict(x)  # the average over samples, with uncertainty
+        >>> bnn.eval()(x)  # the output of one sample of the weights: in evaluation mode too, each call is random
+        >>> with bnn.using("mean"):
+        ...     bnn(x)  # the output at the mean of the weights, without randomness
     """
     variances: dict[str, Tensor] = {}
     if isinstance(model, BayesianModel):

@@ -33,6 +33,16 @@ def uncertainty(prediction: Prediction, score: str) -> Tensor:
     return values.flatten(1).amax(1) if values.dim() > 1 else values
 
 
+def epistemic_share(prediction: Any) -> Tensor:
+    """Return the share of the uncertainty of each example that is epistemic, (examples,); 0 if it is certain."""
+    if isinstance(prediction, RegressionPrediction):
+        part, total = prediction.epistemic_variance.double(), prediction.variance.double()
+    else:
+        part, total = prediction.mutual_information.double(), prediction.entropy.double()
+    part, total = (values.flatten(1).sum(1) if values.dim() > 1 else values for values in (part, total))
+    return torch.where(total > 0, part / total, 0.0)
+
+
 def class_probs(prediction: Prediction) -> Tensor:
     """Return the probability of each class, (examples, classes) in float64; a yes/no output has the classes 0 and 1."""
     if isinstance(prediction, ClassPrediction) and prediction.probs.dim() == 2:

@@ -9,14 +9,16 @@ from torch import Tensor
 from leanbayes.core.config import configurable
 from leanbayes.errors import LeanBayesError, RuleMismatchWarning
 from leanbayes.likelihoods.decisions.abstention import Abstention
-from leanbayes.likelihoods.decisions.checked_values import class_probs, uncertainty
+from leanbayes.likelihoods.decisions.checked_values import class_probs, epistemic_share, uncertainty
 from leanbayes.likelihoods.decisions.conformal import ConformalIntervals, ConformalSets
 from leanbayes.likelihoods.decisions.ood_gate import OODGate
 from leanbayes.likelihoods.predictive import Prediction, RegressionPrediction
 
 ANSWER = "answer"
 AMBIGUOUS = "ask a person: the inputs are ambiguous"
+UNKNOWN = "ask a person: the model knows too little about this input"
 UNFAMILIAR = "ask a person: unlike the training data"
+_MOSTLY = 0.5  # share of the uncertainty
 _PARTS = {"abstention": Abstention, "gate": OODGate, "sets": ConformalSets, "intervals": ConformalIntervals}
 
 
@@ -30,6 +32,8 @@ class Decision:
         p_values: The conformal p-value that it is like them, (examples,). None without an OOD gate.
         sets: Whether each class is in the set, (examples, classes). None without conformal sets.
         interval: Lower and upper ends, each of the shape of the predicted mean. None without conformal intervals.
+        epistemic: The share of the uncertainty that is lack of knowledge, which more training data would remove, and
+            not noise in the data, (examples,).
 
     Example:
         >>> decision = policy(bnn.predict(x))
@@ -41,15 +45,20 @@ class Decision:
     p_values: Tensor | None = None
     sets: Tensor | None = None
     interval: tuple[Tensor, Tensor] | None = None
+    epistemic: Tensor | None = None
 
     @property
     def verdict(self) -> list[str]:
-        """What to do with each input, in words: "answer", or "ask a person" and why."""
-        pairs = zip(self.accepted.tolist(), self.alarm.tolist(), strict=True)
-        return [ANSWER if accepted else UNFAMILIAR if alarm else AMBIGUOUS for accepted, alarm in pairs]
+        """What to do with each input, in words: "answer", or "ask a person" and why.
+
+        An input without an alarm that is not answered is ambiguous, unless most of its uncertainty is epistemic.
+        """
+        unknown = torch.zeros_like(self.accepted) if self.epistemic is None else self.epistemic > _MOSTLY
+        rows = zip(self.accepted.tolist(), self.alarm.tolist(), unknown.tolist(), strict=True)
+        return [ANSWER if yes else UNFAMILIAR if alarm else UNKNOWN if new else AMBIGUOUS for yes, alarm, new in rows]
 
     def __repr__(self) -> str:
-        counts = {verdict: self.verdict.count(verdict) for verdict in (ANSWER, AMBIGUOUS, UNFAMILIAR)}
+        counts = {verdict: self.verdict.count(verdict) for verdict in (ANSWER, AMBIGUOUS, UNKNOWN, UNFAMILIAR)}
         parts = [f"{verdict}: {count:,}" for verdict, count in counts.items() if count]
         return f"Decision({len(self.accepted):,} examples; {'; '.join(parts)})"
 
@@ -118,7 +127,7 @@ class Policy:
         if self.intervals is not None and isinstance(prediction, RegressionPrediction):
             interval = self.intervals(prediction.mean, prediction.std)
         sets = None if self.sets is None else self.sets(class_probs(prediction))
-        return Decision(accepted, alarm, p_values, sets, interval)
+        return Decision(accepted, alarm, p_values, sets, interval, epistemic_share(prediction))
 
     @property
     def way(self) -> str:
