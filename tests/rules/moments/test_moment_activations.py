@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 import leanbayes as lb
 from leanbayes.errors import UnsupportedOperation
+from leanbayes.rules.moments import exact_moments
 from leanbayes.rules.moments.context import Activations, Pass
 
 F: Any = nn.functional  # declared for tensors only
@@ -297,3 +298,18 @@ def test_compiled_equals_eager(name: str) -> None:
     parts: Any = value.loc, value.independent, value.common
     compiled = torch.compile(moments, fullgraph=True, backend="aot_eager")
     torch.testing.assert_close(compiled(*parts), moments(*parts))
+
+
+@pytest.mark.parametrize("shared", [False, True], ids=["own variances", "one variance"])
+@pytest.mark.parametrize("function", [F.relu, F.gelu, torch.square, lambda x: x.clamp(-0.5, 0.5)])
+def test_large_values_are_computed_in_pieces(function: Function, shared: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    generator = torch.Generator().manual_seed(0)
+    loc = torch.randn(7, 5, 4, generator=generator)
+    variance = torch.rand(1 if shared else 7, 5, 1, generator=generator).expand(7, 5, 4)
+    with torch.no_grad():
+        whole = function(lb.Moments(loc, variance))
+        monkeypatch.setattr(exact_moments, "_LARGE", 1)
+        monkeypatch.setattr(exact_moments, "_PIECE", 40)  # two examples at a time, and one at the end
+        pieces = function(lb.Moments(loc, variance))
+    torch.testing.assert_close(pieces.loc, whole.loc)
+    torch.testing.assert_close(pieces.variance, whole.variance)

@@ -100,9 +100,12 @@ def in_pieces(exact: Callable[..., Exact], m: Tensor, v: Tensor, settings: dict[
     rows = 0 if m.dim() == 0 or m.numel() < _LARGE else max(1, len(m) * _PIECE // m.numel())
     if m.device.type != "cpu" or not 0 < rows < len(m) or any(isinstance(value, Tensor) for value in settings.values()):
         return exact(m, v, **settings)
-    parts = v.split(rows) if len(v) == len(m) else [v] * math.ceil(len(m) / rows)
-    found = [exact(*piece, **settings) for piece in zip(m.split(rows), parts, strict=True)]
-    return Exact(*(torch.cat(pieces) for pieces in zip(*found, strict=True)))
+    found = Exact(torch.empty_like(m), torch.empty_like(m), torch.empty_like(m))
+    for start in range(0, len(m), rows):
+        piece = slice(start, start + rows)
+        for whole, part in zip(found, exact(m[piece], v[piece] if len(v) == len(m) else v, **settings), strict=True):
+            whole[piece] = part
+    return found
 
 
 def leaky_relu_moments(m: Tensor, v: Tensor, negative_slope: Tensor | float = 0.01) -> Exact:
