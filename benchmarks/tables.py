@@ -86,6 +86,11 @@ by moments are slower than in the other tables, for the same operations.
 
 {one_pass}
 
+`predict` as a user calls it, on a CPU that other programs used at the same time. Time is CPU time of one thread, and
+memory is the peak of activations.
+
+{predict}
+
 ## Sparse weights on a CPU
 
 Layers with mostly zero weights use sparse matrix products if these are usually faster. A rule of sizes and density
@@ -239,6 +244,13 @@ def of_one_pass() -> str:
     return "\n\n".join(parts)
 
 
+def of_predict() -> str:
+    """Return the table of predict.py."""
+    record = load("predict-cpu")
+    head = f"`{record['command']}`: {record['machine']}, torch {record['torch']}, {record['precision']}"
+    return "\n".join([head, "", TABLE_HEAD, *(table_row(row) for row in record["rows"])])
+
+
 def of_sparse() -> str:
     """Return the tables of sparse_inference.py."""
     record = load("sparse-inference")
@@ -357,6 +369,7 @@ if __name__ == "__main__":
         captured=of_captured(),
         lenet=of_lenet(),
         one_pass=of_one_pass(),
+        predict=of_predict(),
         sparse=of_sparse(),
         size=of_size(),
         sharing="\n\n".join(map(of_sharing, map(load, ("sharing-cpu", "sharing-gpu", "sharing-gpu-8-copies")))),

@@ -32,6 +32,7 @@ from leanbayes.cli.runs import open_run
 from leanbayes.deploy.header import signed as with_digest
 from leanbayes.training import read_record
 
+COMMAND_NAMES = ("info", "predict", "evaluate", "report", "calibrate", "decide", "sensitivity", "compress", "export")
 MUTATIONS, COMMANDS = 2000, 40  # in the test suite: changed records, and changed records for each command
 
 
@@ -120,6 +121,11 @@ def words_of(name: str, run: Path) -> tuple[Any, ...]:
         "predict": ("predict", run, run.parent / "inputs.csv"),
         "evaluate": ("evaluate", run, "--samples", 2),
         "report": report,
+        "calibrate": ("calibrate", run, "--samples", 2),
+        "decide": ("decide", run, "--coverage", 0.5, "--samples", 2),
+        "sensitivity": ("sensitivity", run),
+        "compress": ("compress", run, run.parent / "model.lbc", "--max-nll-increase", 1, "--samples", 2),
+        "export": ("export", run, run.parent / "model.onnx"),
     }
     return commands[name]
 
@@ -299,5 +305,5 @@ if __name__ == "__main__":
         trained = make(Path(made))
         print(dict(fuzz(trained, given.mutations, given.seed)))
         for file in ("run.json", "evaluation.json"):
-            for one in ("info", "predict", "evaluate", "report"):
+            for one in COMMAND_NAMES:
                 print(file, one, dict(fuzz_command(one, trained, file, given.mutations // 20, given.seed)))

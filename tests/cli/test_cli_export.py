@@ -18,7 +18,7 @@ from leanbayes.training import read_record
 
 def test_a_run_is_exported(cli: Cli, digits: Path) -> None:
     output = cli("export", digits, "digits.onnx")
-    assert output.err == ""
+    assert re.fullmatch(r"leanbayes: The policy was fitted to predictions with 3 samples [^\n]+\n", output.err)
     names = "mean, variance, probs, expected_entropy"
     found = re.fullmatch(
         rf"digits\.onnx: [\d.]+ [KM]iB, from \w+ to {names}, within (\d)e-(\d+) of torch\n", output.out
@@ -63,10 +63,12 @@ def test_a_file_has_normalization_classes_and_thresholds(cli: Cli, digits: Path)
 
 def test_mistakes_are_reported_in_one_sentence(cli: Cli, digits: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     cli("fit", "deterministic", *TOY, "--out", "plain")
+    shutil.copytree(digits, "run")
+    cli("calibrate", "run")  # the file cannot have a policy of samples, which a warning would say
     for words, sentence in (
         (("nowhere", "a.onnx"), "There is no run in nowhere"),
         (("plain", "a.onnx"), "Deterministic has no Bayesian weights"),
-        ((digits, "nowhere/a.onnx"), "Cannot write nowhere/a.onnx"),
+        (("run", "nowhere/a.onnx"), "Cannot write nowhere/a.onnx"),
     ):
         output = cli("export", *words, code=1)
         assert sentence in output.err

@@ -189,7 +189,7 @@ def scenes_run(scenes: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_segmentation(cli: Cli, scenes_run: Path) -> None:
     assert read_record(scenes_run)["config"]["model"]["options"] == {"width": 4}
     output = cli("evaluate", scenes_run)
-    assert re.search(r"^ mIoU +\d+\.\d\d%", output.out, re.MULTILINE)
+    assert re.search(r"^   mIoU +\d+\.\d\d%", output.out, re.MULTILINE)
     scores = read_record(scenes_run)["scores"]["test"]
     assert 0 <= scores["miou"] <= scores["accuracy"] <= 1
 

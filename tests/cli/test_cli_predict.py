@@ -2,6 +2,7 @@
 
 import json
 import math
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -73,12 +74,33 @@ def test_the_table_has_one_line_per_image(cli: Cli, digits: Path) -> None:
     rows = json.loads(cli("predict", digits, *files, "--json").out)
     above, head, *lines = cli("predict", digits, *files).out.splitlines()
     assert above.split() == ["total", "epistemic"]
-    assert head.split() == ["image", "label", "probability", "uncertainty", "uncertainty"]
+    assert head.split() == ["image", "label", "probability", "uncertainty", "uncertainty", "verdict"]
     for line, row in zip(lines, rows, strict=True):
         image, label, *values = line.split()
         assert (image, label) == (row["image"], row["label"])
         shown = [f"{row[key]:.3f}" for key in ("probability", "total_uncertainty", "epistemic_uncertainty")]
-        assert values == shown
+        assert values == [*shown, *row["verdict"].split()]
+        assert row["verdict"] in ("answer", "ask a person: unlike the training data")
+
+
+def test_fit_lets_predict_raise_alarms_about_unknown_inputs(cli: Cli, digits: Path) -> None:
+    policy = load_run(digits).policy
+    assert policy is not None
+    assert policy.gate is not None
+    assert policy.gate.false_alarms == 0.05
+    data = load("digits")
+    assert data.normalize is not None
+    generator = torch.Generator().manual_seed(0)
+    held_out = load_run(digits).predict(data.normalize(data.validation[:][0]), generator=generator)
+    assert policy.gate.alarms(held_out.mutual_information).float().mean() <= 0.06
+
+
+def test_a_run_without_a_policy_says_how_to_get_verdicts(cli: Cli, digits: Path) -> None:
+    shutil.copytree(digits, "run")
+    cli("calibrate", "run")  # removes the policy, which was fitted to other predictions
+    output = cli("predict", "run", write_image(Path("a.png"), 8, 8))
+    assert "verdict" not in output.out
+    assert output.err == "For a verdict on each input: leanbayes decide run --false-alarms 0.05\n"
 
 
 @pytest.mark.parametrize(

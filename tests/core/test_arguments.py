@@ -57,6 +57,8 @@ CALLS: dict[str, tuple[Callable[..., Any], dict[str, Any]]] = {
                                "target_scale": (), "details": False, "metrics": ()}),
     "decide": (lb.decide.fit, {"bnn": BNN, "batches": BATCHES, "false_alarms": 0.5, "coverage": None, "samples": 2,
                                "score": None, "ood_score": None, "sets": "adaptive", "rule": None, "seed": 0}),
+    "acquire": (lb.decide.acquire, {"bnn": BNN, "pool": [X], "number": 2, "score": None, "samples": 2, "rule": None,
+                                    "seed": 0}),
     "save": (lb.save, {"bnn": BNN, "path": "none.safetensors"}),
     "load": (lb.load, {"path": "none", "model": NETWORK}),
     "compress": (lb.compress, {"bnn": BNN, "path": "none.lbc", "target_size": None, "max_nll_increase": None,
@@ -136,17 +138,19 @@ def test_messages_say_what_is_expected() -> None:
         assert str(caught.value) == message
 
 
-def test_numpy_numbers_do_where_python_numbers_do(tmp_path: Path) -> None:
-    three, half = np.int64(3), np.float32(0.5)
-    assert BNN.predict(X, samples=three).samples == 3  # type: ignore[arg-type]
-    assert lb.bayesianize(NETWORK, lb.MeanField(samples=three), seed=three).method.samples == 3  # type: ignore[arg-type]
-    assert lb.elbo_loss(BNN, X, Y, num_data=np.int64(12), samples=three, temperature=half).isfinite()  # type: ignore[arg-type]
-    lb.calibrate(lb.bayesianize(NETWORK, lb.MeanField()), BATCHES, to="samples", samples=three)  # type: ignore[arg-type]
-    assert lb.evaluate(BNN, BATCHES, samples=three, seed=three)["accuracy"] >= 0  # type: ignore[arg-type]
-    assert networks.build("mlp", (np.int64(4),), three, seed=three, hidden=np.array([5]))(X).shape == (12, 3)  # type: ignore[arg-type]
-    assert data.from_datasets(TensorDataset(X, Y), seed=three, validation_share=half).input_shape == (4,)  # type: ignore[arg-type]
-    assert Recipe(epochs=three).epochs == 3  # type: ignore[arg-type]
-    assert ivon(num_data=np.int64(12), lr=half).param_groups[0]["lr"] == 0.5
+def test_numpy_numbers_do_where_python_numbers_do() -> None:
+    three: Any = np.int64(3)
+    half: Any = np.float32(0.5)
+    twelve: Any = np.int64(12)
+    assert BNN.predict(X, samples=three).samples == 3
+    assert lb.bayesianize(NETWORK, lb.MeanField(samples=three), seed=three).method.samples == 3
+    assert lb.elbo_loss(BNN, X, Y, num_data=twelve, samples=three, temperature=half).isfinite()
+    lb.calibrate(lb.bayesianize(NETWORK, lb.MeanField()), BATCHES, to="samples", samples=three)
+    assert lb.evaluate(BNN, BATCHES, samples=three, seed=three)["accuracy"] >= 0
+    assert networks.build("mlp", (three + 1,), three, seed=three, hidden=np.array([5]))(X).shape == (12, 3)
+    assert data.from_datasets(TensorDataset(X, Y), seed=three, validation_share=half).input_shape == (4,)
+    assert Recipe(epochs=three).epochs == 3
+    assert ivon(num_data=twelve, lr=half).param_groups[0]["lr"] == 0.5
 
 
 def test_annotations_decide() -> None:

@@ -261,7 +261,7 @@ def test_a_fit_to_few_labels_does_not_make_unknown_inputs_more_certain() -> None
         "device": "cpu",
     }
     bnn = lb.fit(network, lb.MeanField(), data, progress=False, **settings)
-    x, y = data.validation[:]  # type: ignore[index]
+    x, y = data.validation[:]
     x, generator = x.float() / 255, torch.Generator().manual_seed(0)
     unknown = {
         "noise": torch.rand(100, 1, 8, 8, generator=generator),

@@ -107,10 +107,10 @@ def test_entropy_has_a_histogram_of_each_group() -> None:
     probs = prediction.probs.numpy()
     values, edges = -(probs * np.log(probs)).sum(1), np.linspace(0, np.log(CLASSES), 31)
     right = probs.argmax(1) == y.numpy()
-    figure, axes = pyplot.subplots()
-    given: Any = axes
+    figure, given = pyplot.subplots()
     assert lb.plot.entropy({"a": prediction, "b": classes(4)[0]}, ax=given) is given
-    drawn = given.patches[0].get_data()
+    patch: Any = given.patches[0]
+    drawn = patch.get_data()
     np.testing.assert_allclose(drawn.values, np.histogram(values, edges)[0] / EXAMPLES)
     np.testing.assert_allclose(drawn.edges, edges)
     split: Any = lb.plot.entropy(prediction, y)

@@ -191,6 +191,38 @@ def test_noise_of_each_example_is_not_padded(compilations: list[Any]) -> None:
     assert len(compilations) == 1
 
 
+class _Centered(nn.Module):
+    """Features minus their mean over the batch."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(3, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.layer(x) - self.layer(x).mean(0)
+
+
+class _TimeFirst(_Centered):
+    """A mean over time, the first dimension."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.layer(x.tanh()).mean(0)
+
+
+@pytest.mark.usefixtures("automatic")
+@pytest.mark.parametrize(("network", "shape"), [(_Centered(), (3,)), (_TimeFirst(), (5, 3))])
+@pytest.mark.parametrize("rows", [4, 1])
+def test_a_batch_whose_examples_depend_on_each_other_is_not_padded(
+    network: nn.Module, shape: tuple[int, ...], rows: int, compilations: list[Any]
+) -> None:
+    bnn = lb.bayesianize(network, lb.MeanField()).eval()
+    for _ in range(2):
+        bnn.predict(torch.randn(6, *shape), rule="mean")
+    assert len(compilations) == 1
+    x = torch.randn(rows, *shape)
+    _same(bnn.predict(x, rule="mean"), bnn.predict(x, rule="mean", compile=False))
+
+
 class _Breaks(nn.Module):
     def __init__(self) -> None:
         super().__init__()

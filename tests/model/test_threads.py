@@ -67,6 +67,16 @@ def test_blocks_keep_other_threads_out() -> None:
     assert seen == ["block", "other"]
 
 
+def test_blocks_keep_other_threads_out_while_a_third_one_compiles(monkeypatch: pytest.MonkeyPatch) -> None:
+    bnn = model().eval()
+    monkeypatch.setattr(torch.compiler, "_is_compiling_flag", True)  # torch has one flag for all threads
+    with ThreadPoolExecutor(1) as threads:
+        with bnn.using("mean"):
+            other = threads.submit(bnn.predict, X, 1)
+            assert not wait([other], 0.2).done
+        assert other.result(10).samples == 1
+
+
 class Checkpointed(nn.Module):
     def __init__(self) -> None:
         super().__init__()

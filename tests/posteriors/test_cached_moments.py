@@ -21,6 +21,11 @@ def _model() -> lb.BayesianModel:
 X = torch.randn(5, 4, generator=torch.Generator().manual_seed(1))
 
 
+def _weights(bnn: lb.BayesianModel) -> MeanFieldPosterior:
+    assert isinstance(bnn.posterior, MeanFieldPosterior)
+    return bnn.posterior
+
+
 @pytest.fixture
 def computed(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """Count how often the variances are computed."""
@@ -47,24 +52,24 @@ def _load(bnn: lb.BayesianModel) -> None:
 
 
 def _numpy(bnn: lb.BayesianModel) -> None:
-    bnn.posterior.get_parameter("rho").detach().numpy()[:] = -1.0
+    _weights(bnn).rho.detach().numpy()[:] = -1.0
 
 
 def _fill(bnn: lb.BayesianModel) -> None:
-    bnn.posterior.get_parameter("rho").data.fill_(-1.0)  # equal elements before and after: their XOR is 0 both times
+    _weights(bnn).rho.data.fill_(-1.0)  # equal elements before and after: their XOR is 0 both times
 
 
 def _one(bnn: lb.BayesianModel) -> None:
-    bnn.posterior.get_parameter("rho").data[7] += 0.5
+    _weights(bnn).rho.data[7] += 0.5
 
 
 def _swap(bnn: lb.BayesianModel) -> None:
     with torch.no_grad():
-        bnn.posterior.get_parameter("mu").copy_(bnn.posterior.get_parameter("mu").flip(0))
+        _weights(bnn).mu.copy_(_weights(bnn).mu.flip(0))
 
 
 def _replace(bnn: lb.BayesianModel) -> None:
-    bnn.posterior.rho = nn.Parameter(bnn.posterior.get_parameter("rho").detach() + 1)
+    _weights(bnn).rho = nn.Parameter(_weights(bnn).rho.detach() + 1)
 
 
 CHANGES = [
@@ -76,7 +81,7 @@ CHANGES = [
     _swap,
     _replace,
     lambda bnn: bnn.double(),
-    lambda bnn: bnn.posterior.get_parameter("rho").data.add_(1.0),
+    lambda bnn: _weights(bnn).rho.data.add_(1.0),
 ]
 
 
@@ -85,7 +90,7 @@ def test_every_change_of_a_parameter_is_seen(change: Callable[[lb.BayesianModel]
     bnn = _model()
     before = bnn.predict(X, rule="moments")
     change(bnn)
-    x = X.to(bnn.posterior.get_parameter("mu").dtype)
+    x = X.to(_weights(bnn).mu.dtype)
     fresh = lb.bayesianize(nn.Sequential(nn.Linear(4, 6), nn.ReLU(), nn.Linear(6, 3)), lb.MeanField())
     fresh.to(x.dtype).load_state_dict(bnn.state_dict())
     now, expected = bnn.predict(x, rule="moments"), fresh.predict(x, rule="moments")
@@ -105,7 +110,7 @@ def test_passes_share_the_variances(computed: list[str]) -> None:
     with bnn.using("moments"):
         bnn(X).variance.sum().backward()  # gradients need their own
     assert computed == ["variance"] * 2
-    assert bnn.posterior.get_parameter("rho").grad is not None
+    assert _weights(bnn).rho.grad is not None
 
 
 def test_copies_and_files_have_no_cache(computed: list[str]) -> None:
@@ -118,7 +123,7 @@ def test_copies_and_files_have_no_cache(computed: list[str]) -> None:
         torch.testing.assert_close(other.predict(X, rule="moments").entropy, expected.entropy, rtol=0, atol=0)
         assert computed == ["variance"]
         with torch.no_grad():
-            other.posterior.get_parameter("rho").add_(1.0)
+            _weights(other).rho.add_(1.0)
         assert not torch.equal(other.predict(X, rule="moments").entropy, expected.entropy)
     assert torch.equal(bnn.predict(X, rule="moments").entropy, expected.entropy)
 
@@ -183,7 +188,7 @@ def test_a_kernel_that_two_functions_share() -> None:
             for _ in range(2):
                 torch.testing.assert_close(bnn(x).variance, expected.variance.detach())
         with torch.no_grad():
-            bnn.posterior.rho.add_(1.0)
+            _weights(bnn).rho.add_(1.0)
         expected = bnn(x)
         with torch.no_grad():
             torch.testing.assert_close(bnn(x).variance, expected.variance.detach())

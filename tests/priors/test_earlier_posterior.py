@@ -8,6 +8,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 from torch.distributions import Normal, kl_divergence
+from torch.utils.data import TensorDataset
 
 import leanbayes as lb
 from leanbayes.deploy.model_file import save
@@ -166,3 +167,18 @@ def test_two_halves_give_the_posterior_of_all_data(engine: str) -> None:
         found = distribution(bnn)
         torch.testing.assert_close(found.loc, mean, atol=2e-3, rtol=0)
         torch.testing.assert_close(found.scale, std, atol=0, rtol=0.01)
+
+
+def test_a_run_with_such_a_prior_resumes_and_is_told_apart(tmp_path: Path) -> None:
+    generator = torch.Generator().manual_seed(0)
+    x = torch.randn(40, 3, generator=generator, dtype=torch.float64)
+    data = TensorDataset(x, (x[:, 0] > 0).long())
+    first = moved(lb.bayesianize(net(), lb.MeanField()), 1)
+    method = lb.MeanField(prior=lb.Normal.from_posterior(first))
+    settings: dict[str, Any] = {"epochs": 1, "progress": False, "device": "cpu", "out": tmp_path / "run"}
+    second = lb.fit(first, method, data, **settings)
+    again = lb.fit(first, method, data, **settings)  # the finished run
+    assert again.kl().item() == second.kl().item()
+    other = lb.MeanField(prior=lb.Normal.from_posterior(moved(first, 3)))
+    with pytest.raises(lb.LeanBayesError, match=r"method\.prior\.digest"):
+        lb.fit(first, other, data, **settings)

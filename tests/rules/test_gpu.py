@@ -122,6 +122,7 @@ def test_networks_train_on_a_gpu(name: str, rule: str) -> None:
     assert copy.deepcopy(bnn).predict(x, 3).probs.isfinite().all()
 
 
+@pytest.mark.filterwarnings("ignore:TensorFloat32 tensor cores:UserWarning")  # inductor recommends them
 @pytest.mark.parametrize("rule", ["sample", "flipout", "local"])
 def test_compiled_step_equals_eager(rule: str) -> None:
     bnn = lb.bayesianize(CASES["cnn"].build().cuda(), lb.MeanField(rule=rule))
@@ -139,6 +140,32 @@ def test_compiled_step_equals_eager(rule: str) -> None:
     torch.testing.assert_close(losses[0], losses[1])
     for eager, compiled in zip(*gradients, strict=True):
         torch.testing.assert_close(eager, compiled, rtol=1e-3, atol=1e-4)
+
+
+@pytest.mark.filterwarnings("ignore:TensorFloat32 tensor cores:UserWarning")
+@pytest.mark.parametrize("rule", ["moments", "sample", "mean"])
+def test_compiled_predictions_equal_eager_ones(rule: str) -> None:
+    """With CUDA graphs: results of earlier calls do not change, new weights are used, small batches are padded."""
+    bnn = lb.bayesianize(CASES["cnn"].build().cuda(), lb.MeanField(init_std=0.1)).eval()
+    x = CASES["cnn"].example().cuda()
+    batches = [x, x.flip(0), x + 1]
+
+    def predict(compile: bool | None) -> list[Any]:
+        with bnn.frozen(5):
+            return [bnn.predict(batch, 3, rule=rule, compile=compile) for batch in batches]
+
+    for _ in range(2):
+        for compiled, eager in zip(predict(True), predict(False), strict=True):
+            torch.testing.assert_close(compiled.probs, eager.probs, rtol=1e-3, atol=1e-4)
+            torch.testing.assert_close(compiled.expected_entropy, eager.expected_entropy, rtol=1e-3, atol=1e-4)
+        with torch.no_grad():
+            for parameter in bnn.parameters():
+                parameter.add_(0.01)
+    with bnn.frozen(5):
+        small = bnn.predict(x[:1], 3, rule=rule)
+        torch.testing.assert_close(
+            small.probs, bnn.predict(x[:1], 3, rule=rule, compile=False).probs, rtol=1e-3, atol=1e-4
+        )
 
 
 def test_channels_last_weights_are_sampled_without_a_copy() -> None:

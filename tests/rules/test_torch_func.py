@@ -71,7 +71,7 @@ def test_jacobian(rule: str) -> None:
 def test_a_plain_call_draws_its_own_sample(rule: str) -> None:
     """The counter of the model advances inside of a transform as it does outside."""
     bnn, x = _model(rule), torch.randn(2, 2, 6)
-    parameters = dict(bnn.named_parameters())
+    parameters: dict[str, Tensor] = dict(bnn.named_parameters())
 
     def loss(parameters: dict[str, Tensor], x: Tensor) -> Tensor:
         output = functional_call(bnn, parameters, (x,))

@@ -3,7 +3,7 @@
 import io
 import re
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 import rich.console
@@ -14,6 +14,7 @@ from leanbayes.training import journal, read_record
 from leanbayes.training.posterior_check import posterior_problem
 from leanbayes.training.progress import Progress
 
+ENGINES: tuple[Literal["backprop", "ivon"], ...] = ("backprop", "ivon")
 VALUES = {"loss": 0.1824, "kl": 195_000.0, "sigma": 0.00245, "examples_per_second": 175.0}
 
 
@@ -101,3 +102,10 @@ def test_a_regression_is_checked_too() -> None:
         posterior_problem({**healthy, "epistemic_std": 1e-3 * std}, lb.MeanField(), 0.1, data) or ""
     )
     assert "RMSE" in (posterior_problem({**healthy, "rmse": 0.99 * std}, lb.MeanField(), 0.1, data) or "")
+
+
+def test_the_remedy_of_a_point_fits_the_engine() -> None:
+    scores = {"nll": 0.1, "entropy": 0.2, "mutual_information": 1e-5, "accuracy": 0.97}
+    said = [posterior_problem(scores, lb.MeanField(engine=engine), 1.0, task(clusters())) for engine in ENGINES]
+    assert ["hess_init" in (text or "") for text in said] == [engine == "ivon" for engine in ENGINES]
+    assert all("temperature above 1" in (text or "") for text in said)

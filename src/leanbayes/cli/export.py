@@ -1,5 +1,6 @@
 """`leanbayes export RUN FILE`: write the model of a run as ONNX."""
 
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -50,7 +51,10 @@ def _export(options: ExportOptions) -> None:
     shape = run.record["config"]["model"]["input_shape"]
     example = torch.randn(2, *shape, generator=torch.Generator().manual_seed(0))
     metadata = _metadata(run.record["config"])
-    say(True, f"Writing the graph of {run.record['config']['model']['name']}: a large network takes some minutes ...")
+    say(
+        sys.stderr.isatty(),
+        f"Writing the graph of {run.record['config']['model']['name']}: a large network takes some minutes ...",
+    )
     file = export_onnx(run.model, options.out, example, metadata=metadata, check=options.check)
     if options.json:
         found = {"file": str(file.path), "bytes": file.bytes, "inputs": file.inputs, "outputs": file.outputs}

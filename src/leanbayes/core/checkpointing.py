@@ -53,7 +53,7 @@ def running(snapshot: Snapshot) -> Iterator[None]:
 
 def in_backward_pass() -> bool:
     """Whether this thread runs a backward pass, in which only functions that are checkpointed are called again."""
-    return not torch.compiler.is_compiling() and torch._C._current_graph_task_id() != -1
+    return not torch.compiler.is_dynamo_compiling() and torch._C._current_graph_task_id() != -1
 
 
 def _wrap(change: int) -> None:

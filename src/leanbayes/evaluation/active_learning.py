@@ -19,6 +19,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from leanbayes.core.arguments import checked
 from leanbayes.data.base import as_pair, label_key
 from leanbayes.errors import LeanBayesError
 from leanbayes.likelihoods import Prediction, RegressionPrediction
@@ -29,6 +30,7 @@ _LABELINGS = 1000  # sets of labels of the chosen examples that are averaged ove
 _CELLS = 1 << 24  # numbers of a temporary tensor
 
 
+@checked()
 def acquire(
     bnn: BayesianModel,
     pool: Iterable[Any],

@@ -56,8 +56,25 @@ class CompiledPasses:
     def __reduce__(self) -> tuple[Any, ...]:
         return CompiledPasses, ()
 
-    def run(self, bnn: "BayesianModel", draw: "Draw | None", x: Any, rows: int, compile: bool | None) -> Any:
-        """Run a pass, compiled if that is asked for or pays. Without `draw` the weights are in the network already."""
+    def run(
+        self,
+        bnn: "BayesianModel",
+        draw: "Draw | None",
+        x: Any,
+        rows: int,
+        compile: bool | None,
+        are_separate: Callable[[], bool],
+    ) -> Any:
+        """Run a pass, compiled if that is asked for or pays. Without `draw` the weights are in the network already.
+
+        Args:
+            bnn: The model.
+            draw: The sample.
+            x: The inputs.
+            rows: The number of examples.
+            compile: Whether to compile; by default if it pays.
+            are_separate: Returns whether the outputs of an example do not depend on the others.
+        """
         if compile is False or (compile is None and not _is_automatic(bnn)):
             return _one_pass(bnn, draw, x)
         if compile:
@@ -68,7 +85,7 @@ class CompiledPasses:
             return _one_pass(bnn, draw, x)
         if known.call is None and not compile and known.seconds < _PAYS_AFTER:
             larger = self._larger(kind, rows, bnn)
-            if larger is None:
+            if larger is None or not are_separate():
                 self._eager.append((known, rows))
                 return _one_pass(bnn, draw, x)
             return self._padded(larger, kind, bnn, draw, x, rows)

@@ -227,7 +227,7 @@ class PosteriorNetwork(nn.Module):
         self._rule.begin(self._values or (), context)
         if isinstance(self.network, StochasticNetwork):
             args = (draw if self._rule.random else None, *args)
-        if torch.compiler.is_compiling():
+        if torch.compiler.is_dynamo_compiling():
             return self._rule.finish(self.network(*args, **kwargs), context)
         with contextlib.ExitStack() as around:
             around.enter_context(explained_casts())

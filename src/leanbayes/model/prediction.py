@@ -1,6 +1,7 @@
 """The loop behind `BayesianModel.predict`."""
 
 import contextlib
+import functools
 import math
 import time
 import warnings
@@ -168,7 +169,17 @@ class _Chunks:
 
     def _pass(self, chunk: Any, draw: "Draw | None") -> Any:
         rows = len(next(tensors_of(chunk)))
-        return self._bnn.compiled_passes.run(self._bnn, draw, chunk, rows, self._compile)
+        are_separate = functools.partial(self._are_separate, chunk, rows)
+        return self._bnn.compiled_passes.run(self._bnn, draw, chunk, rows, self._compile, are_separate)
+
+    def _are_separate(self, chunk: Any, rows: int) -> bool:
+        """Whether examples may be added to a chunk. A batch of one example does not say."""
+        counts = [
+            sum(tensor.dim() > 0 and len(tensor) == size for tensor in tensors_of(inputs))
+            for inputs, size in ((self._x, self._rows), (chunk, rows))
+        ]
+        known = self._rows > 1 or self._kind() in self._bnn.obstacles
+        return counts[0] == counts[1] and known and self._obstacle() is None
 
     def _cut(self, rows: slice) -> Any:
         if len(range(*rows.indices(self._rows))) == self._rows:

@@ -40,9 +40,12 @@ def posterior_problem(scores: Mapping[str, float], method: Method, temperature: 
         )
     if information < min(_POINT_INFORMATION, _POINT_SHARE * entropy) or _is_point(scores):
         disagreement = f" (mean mutual information {information:.1g} nats)" if information >= 0 else ""
+        warmer = f"a temperature above {temperature:g}"
+        if method.engine == "ivon":  # its stds hardly move from where they start
+            warmer = f"a smaller hess_init, or {warmer},"
         return (
             f"Samples of the weights hardly disagree{disagreement}: the posterior is nearly a point and will not "
-            f"notice unknown inputs, so train with a temperature above {temperature:g} or with more Bayesian weights."
+            f"notice unknown inputs, so train with {warmer} or with more Bayesian weights."
         )
     return None
 

@@ -158,7 +158,7 @@ def without_places(words: Sequence[str]) -> list[str]:
     kept, skip = [], False
     for word in words:
         name, equals, _ = word.partition("=")
-        place = name in ("--root", "--out", "--json")
+        place = name in ("--root", "--out")
         if not skip and not place:
             kept.append(re.sub(r"(?<![^=:])[/~][^=:]*/(?=[^/])", "", word))
         skip = place and not equals

@@ -188,7 +188,7 @@ def _step(cell: Cell, gates: Any, state: State, own: "_Weights") -> State:
 
 
 @moment_rule(torch._pack_padded_sequence)
-def _pack(input: Moments, lengths: Tensor, batch_first: bool) -> tuple[Moments, Tensor]:
+def _pack(input: Any, lengths: Tensor, batch_first: bool) -> tuple[Any, Tensor]:
     """Collect the first steps of all sequences, then the second ones, and so on."""
     x = input.transpose(0, 1) if batch_first else input
     _, batch_sizes = torch._pack_padded_sequence(x.loc, lengths, False)
@@ -197,17 +197,15 @@ def _pack(input: Moments, lengths: Tensor, batch_first: bool) -> tuple[Moments, 
 
 @moment_rule(torch._pad_packed_sequence)
 def _pad(
-    data: Moments, batch_sizes: Tensor, batch_first: bool, padding_value: Any, total_length: int
-) -> tuple[Moments, Tensor]:
+    data: Any, batch_sizes: Tensor, batch_first: bool, padding_value: Any, total_length: int
+) -> tuple[Any, Tensor]:
     """Return the sequences of a packed one, with the padding after their ends."""
-    settings = (batch_sizes, False, padding_value, total_length)
-    loc, lengths = torch._pad_packed_sequence(data.loc, *settings)
-    width, *sizes = loc.shape[1], *data.shape[1:]
-    steps = []
-    for part in torch.split(data, batch_sizes.tolist()):  # type: ignore[arg-type]
-        missing = part.loc.new_full((width - len(part), *sizes), padding_value)
-        steps.append(torch.cat([part, missing]) if len(missing) else part)
-    steps += [data.loc.new_full((width, *sizes), padding_value)] * (len(loc) - len(steps))
+    loc, lengths = torch._pad_packed_sequence(data.loc, batch_sizes, False, padding_value, total_length)
+    padding = torch.full_like(loc[0], padding_value)
+    steps: list[Any] = []
+    for part in torch.split(data, batch_sizes.tolist()):
+        steps.append(torch.cat([part, padding[len(part) :]]) if len(part) < len(padding) else part)
+    steps += [padding] * (len(loc) - len(steps))
     padded = torch.stack(steps)
     return padded.transpose(0, 1) if batch_first else padded, lengths
 

@@ -1,11 +1,12 @@
 """The registry of rules, one for each function of torch that supports `Moments`."""
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any, TypeVar
 
 import torch
 
-from leanbayes.core.tensor_like import scripted
+from leanbayes.core.tensor_like import TensorLike, scripted
 from leanbayes.errors import LeanBayesError, UnsupportedOperation
 from leanbayes.rules.random_weight import is_linear_in_weight, linear_in_weight
 
@@ -62,12 +63,42 @@ def call_rule(function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[
     """Call the rule of a function."""
     rule = _RULES.get(function)
     if rule is not None:
-        return rule(*args, **kwargs)
+        return rule(*args, **kwargs) if torch.compiler.is_compiling() else _checked(rule, function, args, kwargs)
     if isinstance(function, (torch.ScriptFunction, torch.ScriptMethod)):
         raise scripted(str(function.name), "it got Moments")
     if is_linear_in_weight(function):
-        return _RULES[linear_in_weight](function, *args, **kwargs)
+        return _checked(partial(_RULES[linear_in_weight], function), function, args, kwargs)
     raise unsupported(name_of(function))
+
+
+def _checked(rule: Callable[..., Any], function: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+    """Call a rule. If it fails where the function itself would not, these arguments have no formula."""
+    try:
+        return rule(*args, **kwargs)
+    except (LeanBayesError, torch.OutOfMemoryError):
+        raise
+    except Exception as error:  # from torch, if the call is wrong, or from a rule that does not know the arguments
+        if torch.compiler.is_compiling() or not _takes_means(function, args, kwargs):
+            raise
+        reason = (str(error).splitlines() or [""])[0].rstrip(".")
+        remedy = f'{type(error).__name__}: {reason}. Use bnn.using("sample").'
+        raise unsupported(f"these arguments of {name_of(function)}", remedy) from error
+
+
+@torch.no_grad()
+def _takes_means(function: Callable[..., Any], args: Any, kwargs: Any) -> bool:
+    """Whether a function works with copies of the means in place of `Moments`."""
+
+    def means(value: Any) -> Any:
+        if isinstance(value, (tuple, list)) and not hasattr(value, "_fields"):
+            return type(value)(means(part) for part in value)
+        return value.loc.clone() if isinstance(value, TensorLike) else value
+
+    try:
+        result = function(*means(args), **{name: means(value) for name, value in kwargs.items()})
+    except Exception:  # the call is wrong, whatever the error is
+        return False
+    return result is not NotImplemented
 
 
 def name_of(function: Callable[..., Any]) -> str:

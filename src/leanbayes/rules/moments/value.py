@@ -259,6 +259,9 @@ class Moments(TensorLike):
     def __iter__(self) -> Iterator[Self]:
         return iter(self.unbind(0))
 
+    def __pos__(self) -> Self:
+        return self
+
     def __bool__(self) -> bool:
         raise TypeError("Moments cannot be converted to a bool: compare their means (.loc).")
 
@@ -356,7 +359,10 @@ for _name, _plain in (
     ("__itruediv__", "__truediv__"),
 ):
     setattr(Moments, _name, _operator_in_place(_plain))
-for _name in "__setitem__ __floordiv__ __mod__ __rpow__ __float__ __int__".split():
+for _name in (
+    "__setitem__ __floordiv__ __rfloordiv__ __ifloordiv__ __mod__ __rmod__ __imod__ __rpow__ __ipow__ __float__ "
+    "__int__ __complex__ __and__ __rand__ __or__ __ror__ __xor__ __rxor__ __invert__ __contains__ __array__"
+).split():
     setattr(Moments, _name, _refused(_name))
 Moments.__hash__ = object.__hash__  # type: ignore[method-assign]
 
