@@ -2,6 +2,7 @@
 
 import functools
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -33,8 +34,8 @@ class Normalize:
         tensor([[[2.]]])
     """
 
-    mean: tuple[float, ...] | float
-    std: tuple[float, ...] | float
+    mean: Sequence[float] | float
+    std: Sequence[float] | float
 
     def __post_init__(self) -> None:
         for name, values in zip(("mean", "std"), self.channels(), strict=True):
@@ -45,7 +46,7 @@ class Normalize:
 
     def channels(self) -> tuple[tuple[float, ...], tuple[float, ...]]:
         """Return the means and the stds of the channels. One number is for all channels."""
-        means, stds = ((one,) if isinstance(one, (int, float)) else one for one in (self.mean, self.std))
+        means, stds = ((one,) if isinstance(one, (int, float)) else tuple(one) for one in (self.mean, self.std))
         return means, stds
 
     def __call__(self, x: Tensor) -> Tensor:
