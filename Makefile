@@ -52,7 +52,7 @@ experiments: $(VENV)/.stamp ## run the long experiments (needs LEANBAYES_DATA an
 docs: $(VENV)/.stamp $(DOCS_VENV)/.stamp ## run the tutorials, and write the documentation site to site/
 	rm -rf build/pages
 	$(BIN)/python tools/reference_pages.py build/pages
-	$(BIN)/python tools/tutorial_pages.py build/pages
+	$(TEST) $(BIN)/python tools/tutorial_pages.py build/pages
 	NO_MKDOCS_2_WARNING=1 PATH=$(CURDIR)/$(DOCS_VENV)/bin:$$PATH mkdocs build
 
 release-check: $(RELEASE_VENV)/.stamp ## build the package, install it into clean environments, and use it there

@@ -328,8 +328,8 @@ def of_peers() -> str:
     return "\n".join(lines).rstrip()
 
 
-def readme_peers() -> str:
-    """Return the short table of peers.py for the README: correctness, and cost of a LeNet relative to the plain one."""
+def short_peers() -> str:
+    """Return the short table of peers.py for docs/comparison.md: correctness, and cost of a LeNet."""
     record = load("peers-cpu")
     costs = {row["library"]: row for row in record["costs"] if row["network"] == "lenet"}
     titles = ["KL ÷ exact", "error of σ's gradient", "attention", "step ×", "bytes moved ×", "30 samples ×", "disk ×"]
@@ -376,5 +376,4 @@ if __name__ == "__main__":
         compact_file=of_compact_file(),
     )
     (HERE.parent / "docs" / "benchmarks.md").write_text(page)
-    fill(HERE.parent / "README.md", readme_peers(), "<!-- measured: peers -->")
-    fill(HERE.parent / "docs" / "comparison.md", readme_peers(), "<!-- measured: peers -->")
+    fill(HERE.parent / "docs" / "comparison.md", short_peers(), "<!-- measured: peers -->")

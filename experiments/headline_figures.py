@@ -2,7 +2,7 @@
 
 python experiments/headline_figures.py experiments/results/headline
 
-The figures use the data of the headline table and go to the same folder. The size figure shows the rows of the README.
+The figures use the data of the headline table and go to the same folder. The size figure shows the rows of the guide.
 """
 
 import argparse

@@ -39,6 +39,8 @@ SHORT = ("Deterministic", "Deterministic, temperature", "MC dropout, 30 samples"
          "SSVI 95 % (200 epochs on 99%), one pass, by labels",
          "2DGBNN 6000 (60 + 40 epochs), one pass, by labels", "composition (500 held out), 30 samples",
          "composition (500 held out), one pass", "composition, for one pass, by labels")  # fmt: skip
+SUMMARY = {"plain network": "Deterministic", "Bayesian, 30 samples": "MeanField, 30 samples",
+           "Bayesian, compressed, one pass": "composition (500 held out), one pass"}  # fmt: skip
 SHORT_COLUMNS = {"accuracy": ("accuracy", "{:.2%}"), "nll": ("NLL", "{:.3f}"), "ece": ("ECE", "{:.3f}"),
                  "corruptions:nll": ("NLL, corrupted", "{:.2f}"), "ood:svhn": ("AUROC, SVHN", "{:.2%}")}  # fmt: skip
 COMPOSITION = {
@@ -202,7 +204,7 @@ def table(task: tuple[str, str], records: Sequence[Row], groups: Sequence[Group]
 
 
 def short_table(folder: Path, benchmarks: Path) -> Iterator[str]:
-    """Format the most important lines with few columns, for the README."""
+    """Format the most important lines with few columns, for the guide."""
     groups, times = all_groups(folder), Times(benchmarks)
     shown = {group.label: group for group in groups if group.label in SHORT}
     if shown:
@@ -216,6 +218,25 @@ def short_line(group: Group, times: Times) -> str:
     cells += [f"{group.megabytes:.2f}", " + ".join(map(str, group.epochs)), known(times.one_pass(group)[0], ".0f")]
     cells.append(str(len(group.rows)))
     return f"| {group.label} | {' | '.join(cells)} |"
+
+
+def summary_table(folder: Path, benchmarks: Path) -> Iterator[str]:
+    """Format four rows for the README that need no knowledge of the field: the plain network, and two of ours."""
+    known_groups, times = {group.label: group for group in all_groups(folder)}, Times(benchmarks)
+    shown = {title: known_groups[label] for title, label in SUMMARY.items() if label in known_groups}
+    if len(shown) < len(SUMMARY):
+        return
+    seeds = (f"{len(group.rows)} seed{'s' if len(group.rows) > 1 else ''}" for group in shown.values())
+    lines = header([f"{title} ({count})" for title, count in zip(shown, seeds, strict=True)])
+    for title, key, form in (
+        ("spots unknown inputs (AUROC, 50 % is chance)", "ood:svhn", "{:.1%}"),
+        ("says 80 % and is right 80 % (mean gap, ECE)", "ece", "{:.1%}"),
+    ):
+        lines.append(f"| {title} | {' | '.join(of_seeds(group, key, form) for group in shown.values())} |")
+    passes = (f"{known(times.one_pass(group)[0], '.0f')} ms" for group in shown.values())
+    lines.append(f"| time to predict 1000 images | {' | '.join(passes)} |")
+    lines.append(f"| file | {' | '.join(f'{group.megabytes:.1f} MB' for group in shown.values())} |")
+    yield "\n".join(lines)
 
 
 def training_data(row: Row) -> tuple[str, str]:

@@ -161,7 +161,7 @@ def sparse_entry(
         "density": method.get("density", 1.0),
         "epochs": recipe["epochs"],
         "samples": samples,
-        "ood": pairs,
         **metrics,
+        "ood": pairs,  # by data set; the metric of that name is one number for all of them
     }
     return {json.dumps([data, method, recipe["epochs"], recipe["temperature"], samples]): entry}

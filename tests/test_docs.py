@@ -40,6 +40,7 @@ def names() -> dict[str, object]:
         "train_loader": DataLoader(train_set, batch_size=32),
         "x_test": x,
         "test_loader": DataLoader(train_set, batch_size=40),
+        "held_out": DataLoader(train_set, batch_size=40),
         "test_set": TensorDataset(*train_set[:30]),
     }
 
@@ -50,7 +51,10 @@ def test_the_readme_runs(
     monkeypatch.chdir(tmp_path)
     for block in python_blocks(ROOT / "README.md"):
         exec(block, names)
-    assert "2 of 4 parameters are Bayesian" in capsys.readouterr().out
+    printed = capsys.readouterr().out
+    assert "2 of 4 parameters are Bayesian" in printed
+    assert re.search("^(answer|ask a person: .*)$", printed, re.MULTILINE)
+    assert len((ROOT / "README.md").read_text().splitlines()) <= 120
     assert isinstance(names["bnn"], lb.BayesianModel)
     assert (tmp_path / "model.safetensors").is_file()
 

@@ -56,7 +56,7 @@ def names(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
 
 @pytest.fixture
 def trained(names: dict[str, Any]) -> dict[str, Any]:
-    recipe = {"epochs": 10, "batch_size": 24, "lr": 3e-2, "temperature": 0.01, "progress": False}
+    recipe: dict[str, Any] = {"epochs": 10, "batch_size": 24, "lr": 3e-2, "temperature": 0.01, "progress": False}
     names["bnn"] = lb.fit(names["model"], lb.MeanField(), names["train_set"], **recipe)
     names["held_out"] = [(names["x_held_out"], names["y_held_out"])]
     return names

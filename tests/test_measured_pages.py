@@ -1,6 +1,7 @@
 """The pages with measured numbers are what the programs write from the result files."""
 
 import json
+import re
 import runpy
 import shutil
 import statistics
@@ -36,3 +37,13 @@ def test_the_readme_quotes_the_results_of_the_engines() -> None:
     assert quoted in text
     step = json.loads((ROOT / "benchmarks" / "results" / "engines-resnet-18.json").read_text())["rows"]["ivon"]["ratio"]
     assert f"a step takes {step:.2f} times that of SGD" in text
+
+
+def test_the_networks_of_the_readme_have_nearly_the_same_accuracy() -> None:
+    rows = dict(
+        re.findall(r"^\| (.+?) \| ([\d.]+)%", (ROOT / "docs" / "guide" / "choose.md").read_text(), re.MULTILINE)
+    )
+    shown = ("Deterministic", "MeanField, 30 samples", "composition (500 held out), one pass")
+    plain, *others = (float(rows[name]) for name in shown)
+    assert max(abs(other - plain) for other in others) < 0.5
+    assert "within half a percentage point" in " ".join((ROOT / "README.md").read_text().split())

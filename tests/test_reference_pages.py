@@ -2,6 +2,7 @@
 
 import re
 import runpy
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -39,7 +40,7 @@ def test_every_command_has_its_flags_with_meanings(command: str, cli: str) -> No
 def test_every_method_has_its_settings(method: str, cli: str) -> None:
     section = cli.partition(f"\n### leanbayes fit {method}\n")[2].partition("\n##")[0]
     flags = {re.split(r"[ ,]", name)[0] for name in re.findall(r"^\| `(--method\.[^`]*)`", section, re.MULTILINE)}
-    settings = {field.replace("_", "-") for field in METHODS[method].__dataclass_fields__}
+    settings = {field.name.replace("_", "-") for field in fields(METHODS[method])}  # type: ignore[arg-type]
     # A prior has flags of its own, and settings that are no plain values have none.
     assert {flag.removeprefix("--method.") for flag in flags if ".prior." not in flag} >= settings - {"prior", "start"}
 

@@ -42,8 +42,14 @@ The terms of the report and of this site, as the report explains them. [Metrics]
 # Modules with public names, and the page of the package that defines a name.
 PUBLIC = (
     "leanbayes",
-    *(f"leanbayes.{name}" for name in "data networks evaluation evaluation.decide evaluation.plot".split()),
-    *(f"leanbayes.{name}" for name in "training training.sklearn report".split()),
+    "leanbayes.data",
+    "leanbayes.networks",
+    "leanbayes.evaluation",
+    "leanbayes.evaluation.decide",
+    "leanbayes.evaluation.plot",
+    "leanbayes.training",
+    "leanbayes.training.sklearn",
+    "leanbayes.report",
 )
 PAGES = {
     "model": ("Models", "Make a network Bayesian, train it in your own loop, and predict."),
@@ -53,9 +59,9 @@ PAGES = {
     "engines": ("Engines", "How means and stds are trained ([engines](../../engines.md))."),
     "rules": ("Rules", "How random weights are combined with activations ([design](../../design.md))."),
     "posteriors": ("Posteriors", "How the distribution of the weights is stored ([design](../../design.md))."),
-    "training": ("Training", "`lb.fit`, its settings, and estimators for tables ([training](../../training.md))."),
+    "training": ("Training", "`lb.fit` and its settings ([training](../../training.md))."),
     "deploy": ("Files, calibration and export", "From a trained model to a file that others use."),
-    "evaluation": ("Evaluation and decisions", "[Scores, plots](../../metrics.md), [decisions](../../decisions.md)."),
+    "evaluation": ("Evaluation and decisions", "[Scores](../../metrics.md), and [decisions](../../decisions.md)."),
     "data": ("Data", "Data sets by name, and your own ([data](../../data.md))."),
     "networks": ("Networks", "Reference networks by name ([data](../../data.md#networks-by-name))."),
     "report": ("Report", "The HTML report from Python ([report](../../report.md))."),

@@ -48,8 +48,8 @@ def test_every_command_has_json(cli: Cli) -> None:
     flags = json.loads(cli("completion", "--json").out)
     assert {*flags} == {*COMMANDS}
     assert {*flags["fit"]} == {*METHODS}
-    of_fit = flags.pop("fit")
-    for name, words in {**flags, **of_fit}.items():
+    methods = flags.pop("fit")
+    for name, words in {**flags, **methods}.items():
         assert "--json" in words, name
 
 

@@ -157,3 +157,16 @@ def test_a_port_in_use_and_a_wrong_one_are_refused(
 ) -> None:
     assert "--port" in cli("serve", digits, "--port", server.server_port, code=1).err
     assert "65535" in cli("serve", digits, "--port", 70000, code=2).err
+
+
+def test_the_command_prints_the_address_and_stops_with_control_c(
+    digits: Path, cli: Cli, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupted(server: ThreadingHTTPServer) -> None:
+        assert server.server_port > 0
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(ThreadingHTTPServer, "serve_forever", interrupted)
+    assert "open http://127.0.0.1:" in cli("serve", digits, "--port", 0, code=130).out
+    found = json.loads(cli("serve", digits, "--port", 0, "--json", code=130).out)
+    assert found["address"].startswith("http://127.0.0.1:")

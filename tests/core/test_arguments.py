@@ -150,6 +150,7 @@ def test_numpy_numbers_do_where_python_numbers_do() -> None:
     assert networks.build("mlp", (three + 1,), three, seed=three, hidden=np.array([5]))(X).shape == (12, 3)
     assert data.from_datasets(TensorDataset(X, Y), seed=three, validation_share=half).input_shape == (4,)
     assert Recipe(epochs=three).epochs == 3
+    assert data.Normalize(half, [half]) == data.Normalize((0.5,), (0.5,))
     assert ivon(num_data=twelve, lr=half).param_groups[0]["lr"] == 0.5
 
 

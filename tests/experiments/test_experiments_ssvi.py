@@ -209,8 +209,8 @@ def pages(folder: Path) -> Path:
     for name in ("engines", "one_pass", "partial", "sharing", "sparse"):
         (folder / "docs" / f"{name}.md").write_text("before\n<!-- measured -->\nold\n<!-- /measured -->\nafter\n")
     (folder / "docs" / "guide").mkdir()
-    for name in ("README.md", "docs/guide/choose.md"):
-        (folder / name).write_text("before\n<!-- measured: headline -->\nold\n<!-- /measured -->\nafter\n")
+    for name, mark in (("README.md", "summary"), ("docs/guide/choose.md", "headline")):
+        (folder / name).write_text(f"before\n<!-- measured: {mark} -->\nold\n<!-- /measured -->\nafter\n")
     return folder / "experiments" / "results"
 
 

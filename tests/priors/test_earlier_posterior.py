@@ -169,7 +169,7 @@ def test_two_halves_give_the_posterior_of_all_data(engine: str) -> None:
         torch.testing.assert_close(found.scale, std, atol=0, rtol=0.01)
 
 
-def test_a_run_with_such_a_prior_resumes_and_is_told_apart(tmp_path: Path) -> None:
+def test_a_run_with_such_a_prior_resumes_and_refuses_another_prior(tmp_path: Path) -> None:
     generator = torch.Generator().manual_seed(0)
     x = torch.randn(40, 3, generator=generator, dtype=torch.float64)
     data = TensorDataset(x, (x[:, 0] > 0).long())

@@ -45,6 +45,7 @@ class ServeOptions:
             rule of the policy, or the one used in training.
         device: where to predict. None means the GPU, if there is one.
         seed: seed of the samples.
+        json: print the address of the page as JSON.
     """
 
     run: RunFolder
@@ -53,6 +54,7 @@ class ServeOptions:
     rule: RuleName | None = None
     device: Literal["cpu", "cuda"] | None = None
     seed: int = 0
+    json: bool = False
 
 
 def command(words: list[str]) -> Callable[[], None]:
@@ -65,7 +67,11 @@ def command(words: list[str]) -> Callable[[], None]:
 
 def _serve(options: ServeOptions) -> None:
     with server_of(options) as server:
-        line(f"{options.run}: open http://{HOST}:{server.server_port} in a browser (Ctrl-C stops)")
+        address = f"http://{HOST}:{server.server_port}"
+        if options.json:
+            print(json_text({"run": str(options.run), "address": address}), flush=True)
+        else:
+            line(f"{options.run}: open {address} in a browser (Ctrl-C stops)")
         server.serve_forever()
 
 

@@ -19,7 +19,7 @@ _PUBLISHED = """gaussian_noise shot_noise impulse_noise defocus_blur glass_blur 
 brightness contrast elastic_transform pixelate jpeg_compression speckle_noise gaussian_blur spatter saturate""".split()
 
 
-@checked()
+@checked("severity")
 def read_corrupted(name: str, corruption: str, severity: int, root: Root = None) -> ArrayDataset:
     """Read the test images of CIFAR-10-C or CIFAR-100-C for one corruption and severity.
 

@@ -33,15 +33,20 @@ class Normalize:
         tensor([[[2.]]])
     """
 
-    mean: tuple[float, ...]
-    std: tuple[float, ...]
+    mean: tuple[float, ...] | float
+    std: tuple[float, ...] | float
 
     def __post_init__(self) -> None:
-        for name in ("mean", "std"):  # numbers and lists are accepted
-            value = getattr(self, name)
-            object.__setattr__(self, name, (value,) if isinstance(value, (int, float)) else tuple(value))
-        if len(self.mean) != len(self.std) or not all(math.isfinite(s) and s > 0 for s in self.std):
+        for name, values in zip(("mean", "std"), self.channels(), strict=True):
+            object.__setattr__(self, name, values)
+        means, stds = self.channels()
+        if len(means) != len(stds) or not all(math.isfinite(std) and std > 0 for std in stds):
             raise LeanBayesError(f"{self} needs one mean and one positive std for each channel.")
+
+    def channels(self) -> tuple[tuple[float, ...], tuple[float, ...]]:
+        """Return the means and the stds of the channels. One number is for all channels."""
+        means, stds = ((one,) if isinstance(one, (int, float)) else one for one in (self.mean, self.std))
+        return means, stds
 
     def __call__(self, x: Tensor) -> Tensor:
         """Return normalized float images.
@@ -52,9 +57,10 @@ class Normalize:
         Raises:
             LeanBayesError: The images have another number of channels.
         """
-        if len(self.mean) not in (1, x.shape[-3]):
+        channels = len(self.channels()[0])
+        if channels not in (1, x.shape[-3]):
             raise LeanBayesError(
-                f"{self} is for {len(self.mean)} channels, but images have {x.shape[-3]}: pass one value per channel."
+                f"{self} is for {channels} channels, but images have {x.shape[-3]}: pass one value per channel."
             )
         scale = 255.0 if x.dtype == torch.uint8 else 1.0
         mean, std = _constants(self, scale, x.device)
@@ -65,7 +71,7 @@ class Normalize:
 def _constants(normalize: Normalize, scale: float, device: torch.device) -> tuple[Tensor, Tensor]:
     """Return mean and std as tensors on the device, cached because a copy per batch would synchronize with it."""
     with torch.inference_mode(False):
-        mean, std = (torch.tensor(values).mul(scale) for values in (normalize.mean, normalize.std))
+        mean, std = (torch.tensor(values).mul(scale) for values in normalize.channels())
         return mean.view(-1, 1, 1).to(device), std.view(-1, 1, 1).to(device)
 
 

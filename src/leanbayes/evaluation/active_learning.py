@@ -20,6 +20,7 @@ import torch
 from torch import Tensor
 
 from leanbayes.core.arguments import checked
+from leanbayes.core.network import inputs_of
 from leanbayes.data.base import as_pair, label_key
 from leanbayes.errors import LeanBayesError
 from leanbayes.likelihoods import Prediction, RegressionPrediction
@@ -102,7 +103,7 @@ def acquire(
 def _inputs(batch: Any) -> Any:
     if isinstance(batch, Mapping):
         return as_pair(batch)[0] if label_key(batch) else batch
-    return batch[0] if isinstance(batch, (tuple, list)) else batch
+    return inputs_of(batch)
 
 
 def _sampled(bnn: BayesianModel, prediction: Prediction) -> tuple[Tensor, Tensor]:

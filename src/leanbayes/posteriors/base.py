@@ -133,13 +133,15 @@ class Posterior(nn.Module):
 
         With `caches_moments`, passes without gradients in evaluation mode share them until a parameter changes.
         """
-        if self.training or not self.caches_moments or torch.is_grad_enabled():
+        if self.training or not self.caches_moments or torch.is_grad_enabled() or torch.compiler.is_compiling():
             return SlotMoments(self.layout.split(self.mean()), self.layout.split(self.variance()), None)
 
         def compute() -> SlotMoments:
             derived: list[dict[Any, Tensor]] = [{} for _ in self.layout]
             return SlotMoments(self.layout.split(self.mean()), self.layout.split(self.variance()), derived)
 
+        if torch.compiler.is_compiling():  # which neither traces the mode nor compares tensors
+            return compute()
         return self._slot_moments.get(torch.is_inference_mode_enabled(), (*self.parameters(), *self.buffers()), compute)
 
     def train(self, mode: bool = True) -> Self:

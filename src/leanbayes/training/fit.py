@@ -66,7 +66,7 @@ def fit(
 ) -> BayesianModel[Any]: ...
 
 
-@checked()
+@checked(recipe="an instance such as lb.Recipe(epochs=30)")
 def fit(
     model: nn.Module,
     method: Method,
@@ -119,11 +119,7 @@ def fit(
         >>> bnn = lb.fit(network, lb.MeanField(), train_set, epochs=30, temperature=0.01, out="runs/first")
         >>> bnn.predict(x).probs  # the probabilities of the classes
     """
-    if recipe is not None and not isinstance(recipe, Recipe):
-        raise LeanBayesError(f"recipe must be an instance such as lb.Recipe(epochs=30), not {recipe!r}.")
     changed = (recipe or Recipe()).changed(settings)
-    if not isinstance(method, Method):
-        raise LeanBayesError(f"method must be an instance such as lb.MeanField(), not {method!r}.")
     for name, parameter in model.named_parameters() if isinstance(model, nn.Module) else ():
         if not is_finite(parameter):
             raise LeanBayesError(f"{name} of the model has NaN or infinite values: start from a model without them.")
