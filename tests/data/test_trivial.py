@@ -252,7 +252,7 @@ def test_type_shape_and_range_of_values_stay(channels: int, floats: bool) -> Non
             assert batch.min() >= 0
             assert batch.max() <= (1 if floats else 255)
             assert batch.is_contiguous(memory_format=torch.channels_last if channels_last else torch.contiguous_format)
-    normalize = Normalize([0.5] * channels, [0.25] * channels)  # type: ignore[arg-type]
+    normalize = Normalize([0.5] * channels, [0.25] * channels)
     settings: dict[str, Any] = {"augment": TRIVIAL, "shuffle": False}
     (plain, _), *_ = Batches(dataset, 40, **settings).epoch()
     (normalized, _), *_ = Batches(dataset, 40, normalize=normalize, **settings).epoch()
