@@ -23,6 +23,7 @@ NETWORKS: dict[str, Callable[[], nn.Module]] = {
     "resnet18": lambda: models.resnet18(num_classes=CLASSES),
     "convnext": lambda: models.ConvNeXt([CNBlockConfig(16, 32, 2), CNBlockConfig(32, None, 2)], num_classes=CLASSES),
     "efficientnet_b0": lambda: models.efficientnet_b0(num_classes=CLASSES),
+    "mnasnet0_5": lambda: models.mnasnet0_5(num_classes=CLASSES),  # it reads the version of its state_dict
     "vit": lambda: models.VisionTransformer(32, 8, 2, 2, hidden_dim=32, mlp_dim=64, num_classes=CLASSES),
     "swin": lambda: models.SwinTransformer([4, 4], 24, [2, 2], [2, 2], [4, 4], num_classes=CLASSES),
     "swin_v2": lambda: models.SwinTransformer(

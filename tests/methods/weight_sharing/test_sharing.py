@@ -261,6 +261,8 @@ def test_invalid_input_raises_an_error() -> None:
         share_weights(mean, std, SharingSettings(2, metric="sensitivity"))
     with pytest.raises(lb.LeanBayesError, match="not all 0"):
         share_weights(mean, std, SharingSettings(2, metric="sensitivity"), sensitivity=0 * std)
+    with pytest.raises(lb.LeanBayesError, match="at most 1e\\+09"):
+        share_weights(mean, std * 1e20, SharingSettings(2))
     metric: Any = "round"
     with pytest.raises(lb.LeanBayesError, match="'round' is unknown"):
         share_weights(mean, std, SharingSettings(2, metric=metric))

@@ -24,6 +24,8 @@ from leanbayes.methods.weight_sharing.rate_distortion import entropy_constrained
 from leanbayes.methods.weight_sharing.tiles import Tiles, segment_sum
 from leanbayes.posteriors.shared.codes import Codes, blend_moments
 
+_LARGEST = 1e9  # of means and stds: distances are squares, and differences of squares, in float32
+
 
 class TooFewWeightsError(LeanBayesError):
     """A network has too few weights for components of the minimum size."""
@@ -133,6 +135,8 @@ def share_weights(
     """
     if not (mean.isfinite().all() and std.isfinite().all()) or (std < 0).any():
         raise LeanBayesError("Weights that share need finite means, and finite stds that are not negative.")
+    if (mean.abs() > _LARGEST).any() or (std > _LARGEST).any():
+        raise LeanBayesError(f"Weights that share need means and stds of at most {_LARGEST:g}: use a smaller init_std.")
     weights = None
     if settings.metric == "sensitivity" and settings.components is not None:
         if settings.bit_price is not None:
