@@ -6,11 +6,10 @@ from collections.abc import Mapping, Sequence
 from leanbayes.data import Data
 from leanbayes.model.method import Method
 
-_POINT_INFORMATION, _POINT_SHARE = (
-    1e-3,
-    0.02,
-)  # nats, and share of the total uncertainty, that are nearly no disagreement
-_LARGE_INFORMATION, _LARGE_GAP = 0.1, 0.1  # nats of disagreement, and of entropy beyond the NLL, that hurt predictions
+# Below these, samples hardly disagree: nats, and the share of the total uncertainty.
+_POINT_INFORMATION, _POINT_SHARE = 1e-3, 0.02
+# Above both of these, predictions suffer: nats of disagreement, and of entropy beyond the NLL.
+_LARGE_INFORMATION, _LARGE_GAP = 0.1, 0.1
 _CONSTANT = 0.9  # share of the score of a constant prediction above which nothing was learned
 
 
