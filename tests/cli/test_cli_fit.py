@@ -9,6 +9,7 @@ import pytest
 from cli_cases import TOY, Cli, load_run, must_not_train, write_image
 
 import leanbayes as lb
+from leanbayes.cli import fit as fit_command
 from leanbayes.cli import main
 from leanbayes.cli.options import Task, parse, read_config
 from leanbayes.cli.runs import prepare
@@ -242,6 +243,22 @@ def test_a_stopped_run_continues_from_its_checkpoint(data: str, cli: Cli, monkey
     assert "continuing from step 10 of" in cli(*words, "--out", "run").err
     cli(*words, "--out", "whole")
     assert Path("run/model.safetensors").read_bytes() == Path("whole/model.safetensors").read_bytes()
+
+
+def test_a_run_that_is_killed_before_it_has_alarms_ends_bit_equal(
+    cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def killed(*args: Any) -> None:
+        raise KeyboardInterrupt
+
+    whole, cut = (tmp_path / name / "model.safetensors" for name in ("whole", "cut"))
+    cli("fit", "mean-field", *TOY, "--out", whole.parent)
+    with monkeypatch.context() as patch:
+        patch.setattr(fit_command, "_add_alarms", killed)
+        cli("fit", "mean-field", *TOY, "--out", cut.parent, code=130)
+    assert cut.read_bytes() != whole.read_bytes()
+    cli("fit", "mean-field", *TOY, "--out", cut.parent)
+    assert cut.read_bytes() == whole.read_bytes()
 
 
 def test_overwrite_replaces_a_run(cli: Cli) -> None:

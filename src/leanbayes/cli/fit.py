@@ -1,6 +1,5 @@
 """`leanbayes fit METHOD`: train a network."""
 
-import contextlib
 import dataclasses
 import shlex
 import textwrap
@@ -74,13 +73,18 @@ def _train(task: Task, method: Method, recipe: Recipe, as_json: bool) -> None:
 
 
 def _add_alarms(bnn: BayesianModel, data: Data, folder: Path) -> None:
-    """Let a model without a policy raise alarms about unknown inputs, so that predict has a verdict from the start."""
+    """Let a model without a policy raise alarms about unknown inputs, so that predict has a verdict from the start.
+
+    A finished run gets them too: it may have been killed before.
+    """
     if bnn.policy is not None or data.task == "segmentation":
         return
     batches = TrainedRun(folder, bnn, read_record(folder)).batches(data, data.validation).epoch()
-    with contextlib.suppress(LeanBayesError):  # too few examples are held out, or an answer has several parts
+    try:
         decide.fit(bnn, batches, false_alarms=FALSE_ALARMS)
-        save(bnn, folder / MODEL)
+    except LeanBayesError:  # too few examples are held out, or an answer has several parts: predict says what to do
+        return
+    save(bnn, folder / MODEL)
 
 
 def _options_class(method: Method) -> Any:

@@ -71,13 +71,17 @@ def call_rule(function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[
     raise unsupported(name_of(function))
 
 
+# Other exceptions are not about arguments: activation checkpointing ends a recomputation by one.
+_MISTAKES = (ArithmeticError, AssertionError, AttributeError, LookupError, RuntimeError, TypeError, ValueError)
+
+
 def _checked(rule: Callable[..., Any], function: Callable[..., Any], args: Any, kwargs: Any) -> Any:
     """Call a rule. If it fails where the function itself would not, these arguments have no formula."""
     try:
         return rule(*args, **kwargs)
     except (LeanBayesError, torch.OutOfMemoryError):
         raise
-    except Exception as error:  # from torch, if the call is wrong, or from a rule that does not know the arguments
+    except _MISTAKES as error:  # from torch, if the call is wrong, or from a rule that does not know the arguments
         if torch.compiler.is_compiling() or not _takes_means(function, args, kwargs):
             raise
         reason = (str(error).splitlines() or [""])[0].rstrip(".")
