@@ -246,6 +246,26 @@ def test_a_network_that_cannot_be_compiled_runs_as_before(caplog: pytest.LogCapt
         bnn.predict(x, rule="moments", compile=True)
 
 
+@pytest.mark.parametrize("rule", ["moments", "sample"])
+def test_compiled_code_with_other_outputs_is_not_used(
+    rule: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(torch, "compile", lambda function, **_: lambda *args: _shifted(function(*args)))
+    monkeypatch.setattr(compiled_passes, "_is_automatic", lambda bnn: True)
+    monkeypatch.setattr(compiled_passes, "_PAYS_AFTER", 0.0)
+    bnn, x = _model(), _images(4)
+    with caplog.at_level(logging.WARNING, "leanbayes"), bnn.frozen(0):
+        found = bnn.predict(x, rule=rule)
+        _same(found, bnn.predict(x, rule=rule, compile=False))
+    assert "differ" in caplog.text
+    with pytest.raises(lb.LeanBayesError, match=r"cannot be compiled .*differ"):
+        bnn.predict(x, rule=rule, compile=True)
+
+
+def _shifted(parts: Any) -> Any:
+    return (parts[0] + 1, *parts[1:]) if isinstance(parts, tuple) else parts + 1
+
+
 def test_what_cannot_be_compiled_is_refused() -> None:
     with pytest.raises(lb.LeanBayesError, match="backward pass"):
         _model().predict(_images(4), rule="adjoint", compile=True)

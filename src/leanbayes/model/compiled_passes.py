@@ -5,7 +5,8 @@ pass in a CUDA graph is many times faster. Compiling takes long, though: by defa
 has taken some seconds without, so that a few predictions never wait for it.
 
 A kind of pass is its rule, the shapes and dtypes of the inputs, and autocast. All else that a pass depends on, such as
-factors and the mode, is guarded by torch.compile. Weights are inputs of the compiled code, so they may change.
+factors and the mode, is guarded by torch.compile. Weights are inputs of the compiled code, so they may change. The
+first passes of compiled code are compared with eager ones; code whose outputs differ by more than rounding is not used.
 """
 
 import logging
@@ -30,6 +31,8 @@ if TYPE_CHECKING:
 _LOG = logging.getLogger("leanbayes")
 _MOST = 8  # kinds of passes per model
 _PAYS_AFTER = 5.0  # seconds; compiling takes longer, but a kind of pass that was used for so long is often used on
+_COMPARED = 3  # passes per compiled code: a CUDA graph is warmed up, recorded, and then replayed
+_ROUNDING = {True: 5e-2, False: 5e-3}  # differences relative to the largest output, in half precision or not
 _Kind = tuple[Any, ...]
 
 
@@ -39,6 +42,7 @@ class _Known:
 
     seconds: float = 0.0
     call: Callable[..., Any] | None = None
+    compared: int = 0  # passes of the compiled code that were compared with eager ones
     failed: bool = False
 
 
@@ -133,11 +137,14 @@ class CompiledPasses:
             if bnn.device.type == "cuda":
                 _mark_fixed(bnn)
                 torch.compiler.cudagraph_mark_step_begin()
-            parts = known.call(bnn, draw, x)
+            output = _output(known.call(bnn, draw, x), bnn.device.type == "cuda")
+            if known.compared < _COMPARED:
+                known.compared += 1
+                _compare(output, _one_pass(bnn, draw, x), bnn)
         except torch.OutOfMemoryError:
             raise
         except Exception as error:  # the network is the user's, and the compiler may raise anything
-            known.call, known.failed = None, True
+            known.call, known.compared, known.failed = None, 0, True
             output = _one_pass(bnn, draw, x)  # if this fails too, its error is the clearer one
             reason = (str(error).strip().splitlines() or [""])[0].rstrip(".")
             if compile:
@@ -147,8 +154,7 @@ class CompiledPasses:
             self._log_once(
                 logging.WARNING, f"The network is not compiled for predict(): {type(error).__name__}: {reason}."
             )
-            return output
-        return _output(parts, bnn.device.type == "cuda")
+        return output
 
     def _log_once(self, level: int, text: str) -> None:
         if text not in self._logged:
@@ -178,6 +184,21 @@ def _output(parts: Any, copy: bool) -> Any:
         return parts.clone() if copy else parts
     loc, variance, common = (part.clone() if copy and part is not None else part for part in parts)
     return Moments(loc, total=variance, common=common)
+
+
+def _compare(compiled: Any, eager: Any, bnn: "BayesianModel") -> None:
+    """Raise an error if the first outputs of compiled code are not those of the network."""
+    device = bnn.device.type
+    half = torch.is_autocast_enabled(device) or any(p.dtype.itemsize < 4 for p in bnn.parameters())
+    for one, other in zip(_tensors(compiled), _tensors(moments_of(eager)), strict=True):
+        largest = other.abs().nan_to_num(0.0, 0.0).amax().item() if other.numel() else 0.0
+        tolerance = _ROUNDING[half] * largest
+        if one.shape != other.shape or not torch.allclose(one, other, rtol=0.0, atol=tolerance, equal_nan=True):
+            raise LeanBayesError("its compiled outputs differ from those of the network by more than rounding")
+
+
+def _tensors(output: Any) -> tuple[Tensor, ...]:
+    return (output.loc, output.stddev) if isinstance(output, Moments) else (output,)
 
 
 def _compile(bnn: "BayesianModel") -> Callable[..., Any]:
