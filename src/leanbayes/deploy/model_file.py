@@ -1,7 +1,6 @@
 """One safetensors file per model: tensors, and a versioned JSON header of settings. No code in it is ever executed."""
 
 import contextlib
-import inspect
 import itertools
 import math
 import os
@@ -9,7 +8,7 @@ import struct
 from collections import OrderedDict
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -20,7 +19,6 @@ from leanbayes.core import config
 from leanbayes.core.arguments import checked
 from leanbayes.core.files import written_whole
 from leanbayes.core.json_values import parse_untrusted
-from leanbayes.core.layout import Layout, Report
 from leanbayes.core.network import is_finite
 from leanbayes.deploy.header import (
     FLOATS,
@@ -33,21 +31,16 @@ from leanbayes.deploy.header import (
     layout_of,
     moment_layers_of,
     moment_scale_of,
-    names_of,
     one_line,
     refusing_damage,
-    report_of,
     signed,
     versions_of,
 )
+from leanbayes.deploy.model_settings import assemble_for, other_network, policy_of, read_settings, settings_of
 from leanbayes.errors import FileFormatError, LeanBayesError
-from leanbayes.likelihoods import Likelihood
-from leanbayes.likelihoods.decisions import Policy
 from leanbayes.methods.baselines.ensemble import Ensemble
 from leanbayes.model.bayesian import BayesianModel
-from leanbayes.model.conversion import assemble
 from leanbayes.model.method import Method
-from leanbayes.rules import RULES, Rule, get_rule
 
 VERSION = 1
 _HEADER = "leanbayes"
@@ -130,94 +123,6 @@ def _is_json(value: Any) -> bool:
     return value is None or type(value) in (bool, int, str) or (type(value) is float and math.isfinite(value))
 
 
-def settings_of(bnn: BayesianModel) -> dict[str, Any]:
-    """Return everything except the tensors as plain values."""
-    corrected = {name: tensor.shape[1] for name, tensor in bnn.moment_layers.items()}
-    return {
-        "method": config.encode(bnn.method),
-        "likelihood": config.encode(bnn.likelihood),
-        "rule": _rule(bnn),
-        "trained_rule": bnn.trained_rule,
-        "layout": bnn.saved_layout().to_json(),
-        "bayesian_weights": bnn.posterior.random_weights,
-        "report": [[row.name, list(row.shape), row.bayesian, row.reason] for row in bnn.report.rows],
-        "moment_scale": bnn.moment_scale,
-        **({"moment_layers": corrected} if corrected else {}),
-        "frozen": [name for name, p in bnn.named_parameters() if not p.requires_grad],
-    }
-
-
-def _rule(bnn: BayesianModel) -> Any:
-    """Return the name of the rule, or its name and settings if these differ from those of the method."""
-    rule = bnn.current_rule
-    default = bnn.method.make_rule(rule.name) if rule.name in RULES else None
-    same = type(rule) is type(default) and vars(rule) == vars(default)
-    return rule.name if same else config.encode(rule)
-
-
-class Settings(NamedTuple):
-    """The settings that `settings_of` wrote; `moment_layers` has the number of channels of each corrected layer."""
-
-    method: Method
-    likelihood: Likelihood
-    layout: Layout
-    report: Report
-    rule: str | Rule
-    trained_rule: str | None
-    moment_scale: tuple[float, float]
-    moment_layers: dict[str, int]
-    frozen: frozenset[str]
-
-    def give(self, bnn: BayesianModel, corrections: Mapping[str, Tensor]) -> BayesianModel:
-        """Apply the settings that need a model with its tensors, and the corrections of its layers."""
-        bnn.moment_layers = corrections
-        bnn.rule, bnn.trained_rule, bnn.moment_scale = self.rule, self.trained_rule, self.moment_scale
-        for name, parameter in bnn.named_parameters():
-            parameter.requires_grad_(name not in self.frozen)
-        return bnn
-
-
-def read_settings(header: dict[str, Any], model: nn.Module, path: str | os.PathLike[str]) -> Settings:
-    """Read settings from a header, and check that they fit the network.
-
-    Raises:
-        FileFormatError: They are those of another network.
-        ValueError: They are damaged. Some mistakes raise a `TypeError`, `KeyError` or `AttributeError`.
-    """
-    method, likelihood = config.decode(header["method"]), config.decode(header["likelihood"])
-    if not isinstance(method, Method) or not isinstance(likelihood, Likelihood):
-        raise ValueError("its header has a wrong method or likelihood")
-    _check_types(likelihood)
-    layout, report = layout_of(header), report_of(header)
-    rule, trained_rule = config.decode(header["rule"]), header["trained_rule"]
-    if not isinstance(rule, (str, Rule)) or not isinstance(trained_rule, (str, type(None))):
-        raise ValueError("its header has a wrong rule")
-    get_rule(rule)
-    trained_rule = trained_rule and get_rule(trained_rule).name
-    settings = Settings(
-        method,
-        likelihood,
-        layout,
-        report,
-        rule,
-        trained_rule,
-        moment_scale_of(header),
-        moment_layers_of(header, layout),
-        frozenset(names_of(header, "frozen")),
-    )
-    _check_network(layout, model, path)
-    return settings
-
-
-def _check_types(likelihood: Likelihood) -> None:
-    """Raise an error for settings of a likelihood that have another type than their defaults."""
-    for name, parameter in inspect.signature(type(likelihood)).parameters.items():
-        value, default = likelihood.settings.get(name), parameter.default
-        fits = type(value) is type(default) or (type(value) is int and type(default) is float)
-        if isinstance(default, (bool, int, float)) and not fits:
-            raise ValueError(f"its header has a likelihood with {name}={value!r}")
-
-
 def read_model(path: str | os.PathLike[str], model: nn.Module) -> BayesianModel:
     """Read a file that `save` wrote into a network of the same architecture, whose weights do not matter."""
     with refusing_damage(path, _REMEDY):
@@ -230,7 +135,7 @@ def read_model(path: str | os.PathLike[str], model: nn.Module) -> BayesianModel:
         tensors |= {_OWN + name: tensor for name, tensor in bnn.posterior.from_file(own).items()}
         corrections = take_corrections(tensors, settings.moment_layers)
         load_tensors(bnn, tensors, header, path)
-        bnn.policy = _policy(header)
+        bnn.policy = policy_of(header)
         return settings.give(bnn, corrections)
 
 
@@ -242,22 +147,6 @@ def take_corrections(tensors: dict[str, Tensor], channels: Mapping[str, int]) ->
         if not shaped or not is_finite(tensor) or not (tensor[2] >= 0).all():
             raise ValueError(f"the correction of {name} is wrong")
     return found
-
-
-def _policy(header: Mapping[str, Any]) -> Policy | None:
-    """Return the policy of a header; most files have none."""
-    policy = config.decode(header.get("policy"))
-    if not isinstance(policy, (Policy, type(None))):
-        raise ValueError("its header has a wrong policy")
-    return policy
-
-
-def assemble_for(settings: Settings, model: nn.Module, path: str | os.PathLike[str]) -> BayesianModel:
-    """Build the model that a file will fill."""
-    try:
-        return assemble(model, settings.method, settings.layout, settings.report, settings.likelihood, 0, None)
-    except LeanBayesError as error:
-        raise FileFormatError(f"{path} does not fit this network: {error}") from None
 
 
 def _check_members(method: Method, tensors: Mapping[str, Tensor], model: nn.Module) -> None:
@@ -279,7 +168,7 @@ def describe_model(path: str | os.PathLike[str]) -> dict[str, Any]:
         if not isinstance(header["method"], dict) or not isinstance(header["likelihood"], dict):
             raise ValueError("its header has a wrong method or likelihood")
         found["moment_scale"] = moment_scale_of(header)
-        policy = _policy(header)
+        policy = policy_of(header)
         found["policy"] = None if policy is None else str(policy)
         found["moment_layers"] = moment_layers_of(header, layout)
         found["bayesian_weights"] = bayesian_weights_of(header, layout)
@@ -288,23 +177,6 @@ def describe_model(path: str | os.PathLike[str]) -> dict[str, Any]:
     found["layers"] = {slot.name: list(slot.shape) for slot in layout}
     found["parts"] = parts
     return found
-
-
-def _check_network(layout: Layout, model: nn.Module, path: str | os.PathLike[str]) -> None:
-    parameters = dict(model.named_parameters(remove_duplicate=False))
-    for slot in layout:
-        for name in slot.names:
-            if name not in parameters or tuple(parameters[name].shape) != slot.shape:
-                found = f"shape {tuple(parameters[name].shape)}" if name in parameters else "no such parameter"
-                raise _other_network(path, f"it has {name} of shape {slot.shape}, but this model has {found}")
-        if slot.dtype not in (*FLOATS, parameters[slot.name].dtype):
-            raise ValueError(f"{slot.name} has the dtype {slot.dtype}")
-
-
-def _other_network(path: str | os.PathLike[str], difference: str) -> FileFormatError:
-    return FileFormatError(
-        f"{path} was saved from another network: {one_line(difference)}. Pass a model of the same architecture."
-    )
 
 
 def without_aliases(state: dict[str, Tensor]) -> tuple[dict[str, Tensor], dict[str, str]]:
@@ -409,9 +281,9 @@ def load_tensors(
     parameters = {name for name, _ in bnn.named_parameters(remove_duplicate=False)}
     for name in [*state, *found]:
         if name not in found:
-            raise _other_network(path, f"it does not have {name}, but this model does")
+            raise other_network(path, f"it does not have {name}, but this model does")
         if name not in state:
-            raise _other_network(path, f"it has {name}, but this model does not")
+            raise other_network(path, f"it has {name}, but this model does not")
         if name.rpartition(".")[2] != _EXTRA:
             _check_tensor(name, found[name], state[name], name in parameters, path)
     if len({found[_OWN + name].dtype for name, _ in bnn.posterior.named_parameters()}) > 1:
@@ -433,7 +305,7 @@ def _check_tensor(name: str, saved: Any, present: Tensor, is_parameter: bool, pa
         raise ValueError(f"{name} is not a tensor")
     if saved.shape != present.shape:
         shapes = f"{tuple(saved.shape)}, but this model has {tuple(present.shape)}"
-        raise _other_network(path, f"it has {name} of shape {shapes}")
+        raise other_network(path, f"it has {name} of shape {shapes}")
     if saved.dtype != present.dtype and not (saved.dtype in FLOATS and present.dtype in FLOATS):
         raise ValueError(f"{name} has the dtype {saved.dtype}")
     if _must_be_finite(name, is_parameter) and not is_finite(saved):

@@ -30,15 +30,8 @@ from leanbayes.deploy.header import (
     moment_scale_of,
     refusing_damage,
 )
-from leanbayes.deploy.model_file import (
-    CORRECTION,
-    assemble_for,
-    load_tensors,
-    read_settings,
-    settings_of,
-    split_state,
-    take_corrections,
-)
+from leanbayes.deploy.model_file import CORRECTION, load_tensors, split_state, take_corrections
+from leanbayes.deploy.model_settings import assemble_for, read_settings, settings_of
 from leanbayes.errors import LeanBayesError
 from leanbayes.model.bayesian import BayesianModel
 from leanbayes.posteriors.shared.shared import SharedPosterior
