@@ -85,3 +85,10 @@ def test_every_extra_that_the_errors_name_exists() -> None:
         for extra in re.findall(r'missing_package\([^\n]*, "(\w+)"\)', path.read_text())
     }
     assert {"train", "cli"} <= named <= extras.keys()
+
+
+def test_install_commands_name_the_folder() -> None:
+    """The package is on no index, so `pip install 'leanbayes[...]'` would fail."""
+    pages = [ROOT / "README.md", *(ROOT / "docs").rglob("*.md"), *(ROOT / "docs").rglob("*.py")]
+    code = [*(ROOT / "src").rglob("*.py"), ROOT / "tools" / "reference_pages.py"]
+    assert [path for path in pages + code if re.search(r"pip install '?leanbayes", path.read_text())] == []

@@ -22,7 +22,7 @@ from leanbayes.report.glossary import GLOSSARY
 _WIDTH, _WIDEST = 110, 4000  # columns of a terminal with one box below the other, and in which no text is wrapped
 _CLI = """# Command line
 
-`pip install 'leanbayes[cli]'` installs the program `leanbayes`. Every command has `--help`. Flags may also come from
+`pip install '.[cli]'` installs the program `leanbayes`. Every command has `--help`. Flags may also come from
 a yaml file: `--config FILE`, with the names of the flags and `_` for `-`
 ([training](../training.md#the-command-line)).
 

@@ -4,7 +4,7 @@
 # Labels cost money. A model that knows what it does not know can choose which examples to label next: those about which samples of its
 # weights disagree. Here two of ten digits are rare in the pool, as defects are in a factory. How fast are they found?
 #
-# You need `pip install 'leanbayes[train,data]'`.
+# You need `pip install '.[train,data]'`.
 
 # %%
 import torch

@@ -3,7 +3,7 @@
 #
 # Take a network of timm, make it Bayesian, train it in your own loop, and let it refuse images that it was never shown.
 #
-# You need `pip install leanbayes timm pillow`. To run offline and in seconds, the network is the smallest of timm without pretrained
+# You need `pip install . timm pillow`. To run offline and in seconds, the network is the smallest of timm without pretrained
 # weights, and the images are small capital letters. With `pretrained=True` and your own images nothing else changes.
 
 # %%

@@ -4,7 +4,7 @@
 # How far has a patient's diabetes progressed after one year? A network predicts a number. A Bayesian network also says how far off the
 # number may be, and a policy turns that into an interval with a guarantee.
 #
-# You need `pip install 'leanbayes[train,data]'`. The data come with scikit-learn: ten measurements of 442 patients.
+# You need `pip install '.[train,data]'`. The data come with scikit-learn: ten measurements of 442 patients.
 
 # %%
 import torch

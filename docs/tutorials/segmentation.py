@@ -4,7 +4,7 @@
 # A segmentation network labels every pixel. A Bayesian one marks the pixels that a person should check: borders, where the image is
 # ambiguous, and objects that it was never shown.
 #
-# You need `pip install 'leanbayes[train]'`. The images are drawn below: gray discs and bright squares on a dark ground.
+# You need `pip install '.[train]'`. The images are drawn below: gray discs and bright squares on a dark ground.
 
 # %%
 import torch

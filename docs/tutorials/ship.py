@@ -4,7 +4,7 @@
 # From a network to a file of a few kilobytes that predicts with uncertainty, and to an ONNX graph that needs no Python. Four steps: train
 # sparse, share weights, calibrate, export.
 #
-# You need `pip install 'leanbayes[train,data,compress,export]'`.
+# You need `pip install '.[train,data,compress,export]'`.
 
 # %%
 from pathlib import Path

@@ -4,7 +4,7 @@
 # A language model is too large to give every weight a std, and its pretrained weights should stay as they are. So freeze it, add a
 # low-rank adapter (LoRA) to its attention, and make only the adapter and the head Bayesian. That is a few thousand numbers.
 #
-# You need `pip install 'leanbayes[train]' transformers`. To run offline and in seconds, the model below is a tiny BERT from a config, and the
+# You need `pip install '.[train]' transformers`. To run offline and in seconds, the model below is a tiny BERT from a config, and the
 # reviews are made of a few dozen words. A pretrained model and its tokenizer go in the same places.
 
 # %%
