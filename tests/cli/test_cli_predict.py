@@ -2,6 +2,7 @@
 
 import json
 import math
+import re
 import shutil
 from pathlib import Path
 from typing import Any
@@ -81,6 +82,17 @@ def test_the_table_has_one_line_per_image(cli: Cli, digits: Path) -> None:
         shown = [f"{row[key]:.3f}" for key in ("probability", "total_uncertainty", "epistemic_uncertainty")]
         assert values == [*shown, *row["verdict"].split()]
         assert row["verdict"] in ("answer", "ask a person: unlike the training data")
+
+
+def test_the_table_fits_a_terminal(cli: Cli, digits: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    image = write_image(Path("a_name_that_is_not_short_at_all.png"), 8, 8)
+    for name, value in {"FORCE_COLOR": "1", "TERM": "xterm-256color", "COLUMNS": "80"}.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.delenv("NO_COLOR", raising=False)
+    lines = re.sub(r"\x1b\[[\d;]*m", "", cli("predict", digits, image).out).splitlines()
+    assert max(map(len, lines)) == 80
+    (row,) = json.loads(cli("predict", digits, image, "--json").out)
+    assert f"{row['probability']:.3f}" in "".join(lines)  # numbers are whole
 
 
 def test_fit_lets_predict_raise_alarms_about_unknown_inputs(cli: Cli, digits: Path) -> None:

@@ -81,7 +81,7 @@ def _predict(options: PredictOptions) -> None:
     first, second = ("table", "row") if all(tables) else ("image", "label")
     view = Table(first, second, box=None)
     for name in names:
-        view.add_column(name.replace("_", "\n"), justify="right")
+        view.add_column(name.replace("_", "\n"), justify="right", no_wrap=True)
     decided = [name for name in (*_ENDS, "set", "verdict") if name in rows[0]]
     for name in decided:
         view.add_column(name, justify="right" if name in _ENDS else "left")
@@ -89,7 +89,7 @@ def _predict(options: PredictOptions) -> None:
         numbers = (f"{row[name]:{form}}" for name in (*names, *(name for name in decided if name in _ENDS)))
         words = (cell(_text(row[name])) for name in decided if name not in _ENDS)
         view.add_row(cell(row[first]), cell(row[second]), *numbers, *words)
-    show("", view)
+    show("", view, wrap=True)  # names, sets and verdicts may take several lines, numbers do not
     if run.model.policy is None:
         say(True, f"For a verdict on each input: leanbayes decide {shlex.quote(str(options.run))} --false-alarms 0.05")
 
