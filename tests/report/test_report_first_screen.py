@@ -82,10 +82,10 @@ def test_the_table_has_six_columns_and_all_on_request(open_page: Any, path: Path
     assert button.inner_text() == f"All {total} columns"
     button.press("Enter")
     assert heads.count() == spans() == total + 1
+    page.locator("#comparison.continues").wait_for()
     assert page.locator(".cue").is_visible()
-    assert "continues" in page.locator("#comparison").get_attribute("class")
     page.locator("#comparison").evaluate("(box) => box.scrollTo(box.scrollWidth, 0)")
-    page.wait_for_function("!document.getElementById('comparison').classList.contains('continues')")
+    page.locator("#comparison:not(.continues)").wait_for()
     page.get_by_role("button", name="Main columns").click()
     assert heads.count() == 6
 
