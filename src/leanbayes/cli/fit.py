@@ -75,7 +75,7 @@ def _train(task: Task, method: Method, recipe: Recipe, as_json: bool) -> None:
 def _add_alarms(bnn: BayesianModel, data: Data, folder: Path) -> None:
     """Let a model without a policy raise alarms about unknown inputs, so that predict has a verdict from the start.
 
-    A finished run gets them too: it may have been killed before.
+    A finished run gets them too, because it may have been killed before they were written.
     """
     if bnn.policy is not None or data.task == "segmentation":
         return

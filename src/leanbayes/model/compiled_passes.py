@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 _LOG = logging.getLogger("leanbayes")
 _MOST = 8  # kinds of passes per model
-_PAYS_AFTER = 5.0  # seconds; compiling takes longer, but a kind of pass that was used for so long is often used on
+_PAYS_AFTER = 5.0  # seconds; compiling takes longer, but a pass that has run for so long will probably run again
 _COMPARED = 3  # passes per compiled code: a CUDA graph is warmed up, recorded, and then replayed
 _ROUNDING = {True: 5e-2, False: 5e-3}  # differences relative to the largest output, in half precision or not
 _Kind = tuple[Any, ...]

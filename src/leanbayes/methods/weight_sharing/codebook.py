@@ -24,7 +24,7 @@ from leanbayes.methods.weight_sharing.rate_distortion import entropy_constrained
 from leanbayes.methods.weight_sharing.tiles import Tiles, segment_sum
 from leanbayes.posteriors.shared.codes import Codes, blend_moments
 
-_LARGEST = 1e9  # of means and stds: distances are squares, and differences of squares, in float32
+_LARGEST = 1e9  # mean or std; the squares of larger ones lose their differences in float32
 
 
 class TooFewWeightsError(LeanBayesError):
