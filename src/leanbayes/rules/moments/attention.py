@@ -37,6 +37,8 @@ from leanbayes.rules.moments.registry import moment_rule
 from leanbayes.rules.moments.softmax import saturated
 from leanbayes.rules.moments.value import Moments, variance_dtype
 
+_PIECE = 1 << 16  # scores of one piece on a CPU
+
 
 @moment_rule(F.multi_head_attention_forward)
 def multi_head_attention_forward(query: Any, key: Any, value: Any, *args: Any, **kwargs: Any) -> Any:
@@ -73,11 +75,51 @@ def scaled_dot_product_attention(
     )
     dtype = variance_dtype(loc.dtype)
     q, k, v = (_parts(x, dtype) for x in (query, key, value))
+    mask = _mask(loc_of(attn_mask), is_causal, query.shape[-2], key.shape[-2], loc.device, dtype)
+    noise = attn_mask.variance.to(dtype) if isinstance(attn_mask, Moments) else None
+    independent, common = _in_pieces(q, k, v, mask, noise, scale)
+    like = next(x for x in (query, key, value, attn_mask) if isinstance(x, Moments))
+    # Under autocast the products above have low precision.
+    return like.like(loc, independent.to(dtype).expand(loc.shape), None if common is None else common.to(dtype))
+
+
+def _in_pieces(
+    q: Moments, k: Moments, v: Moments, mask: Tensor | None, noise: Tensor | None, scale: float
+) -> tuple[Tensor, Tensor | None]:
+    """Compute the noise of a few examples at a time on a CPU: there are dozens of results of the size of the scores."""
+    examples, extras = len(q.loc), [x for x in (mask, noise) if x is not None]
+    rows = max(1, _PIECE // max(1, math.prod(q.shape[1:-1]) * k.shape[-2]))
+    alike = q.dim() > 2 and q.shape[:-2] == k.shape[:-2] == v.shape[:-2] and all(x.dim() <= q.dim() for x in extras)
+    if q.device.type != "cpu" or rows >= examples or not alike or _spent(q.loc) is None:
+        return _noise(q, k, v, mask, noise, scale)
+
+    def cut(x: Tensor | None, piece: slice, dim: int = 0) -> Tensor | None:
+        if x is None or x.dim() < q.dim() or x.shape[dim] == 1:
+            return x
+        return x[piece] if dim == 0 else x[:, piece]
+
+    def part(x: Moments, piece: slice) -> Moments:
+        return x.like(x.loc[piece], x.independent[piece], cut(x.common, piece, 1))
+
+    found = []
+    for start in range(0, examples, rows):
+        piece = slice(start, start + rows)
+        own = [part(x, piece) for x in (q, k, v)]
+        found.append(_noise(own[0], own[1], own[2], cut(mask, piece), cut(noise, piece), scale))
+    first = found[0][1]
+    shared = first is None or first.shape[1] != rows
+    return torch.cat([own for own, _ in found]), first if shared else torch.cat(
+        [c for _, c in found if c is not None], 1
+    )
+
+
+def _noise(
+    q: Moments, k: Moments, v: Moments, mask: Tensor | None, noise: Tensor | None, scale: float
+) -> tuple[Tensor, Tensor | None]:
+    """Return the independent variance and the common noise of the outputs."""
     for x in (k, v):
         x.loc = x.loc - x.loc.mean(-2, keepdim=True)  # only differences matter, and this reduces rounding errors
-    mask = _mask(loc_of(attn_mask), is_causal, query.shape[-2], key.shape[-2], loc.device, dtype)
     attended = _attend(q.loc, k.loc, v.loc, mask, scale)
-    noise = attn_mask.variance.to(dtype) if isinstance(attn_mask, Moments) else None
     by_scores, by_values = _variances(q, k, v, attended, noise, scale)
     independent = saturated(by_scores, attended.bound)
     independent = torch.add(independent, by_values, out=_spent(independent))
@@ -91,11 +133,9 @@ def scaled_dot_product_attention(
         rows = q.common.squeeze(-2).movedim(0, -2)  # one product for all probes
         kept = (rows @ attended.covariance).movedim(-2, 0).unsqueeze(-2)
         common = kept if common is None else torch.add(common, kept, out=_spent(kept))
-        shared = q.common_variance() @ attended.covariance.square()  # part of `by_scores`
+        shared = q.common.square().sum(0) @ attended.covariance.square()  # part of `by_scores`
         independent = (independent - shared).clamp_min(0)
-    like = next(x for x in (query, key, value, attn_mask) if isinstance(x, Moments))
-    # Under autocast the products above have low precision.
-    return like.like(loc, independent.to(dtype).expand(loc.shape), None if common is None else common.to(dtype))
+    return independent, common
 
 
 class _Attended(NamedTuple):

@@ -112,13 +112,15 @@ def in_pieces(
     pieces = list(_pieces(m, positions))
     if m.device.type != "cpu" or len(pieces) < 2 or any(isinstance(value, Tensor) for value in settings.values()):
         return _with_mean_slope(exact(m, variance(()), **settings), positions)
-    sizes = [1 if dim in positions else size for dim, size in enumerate(m.shape)]
-    whole = (torch.empty_like(m), m.new_empty(sizes) if positions else torch.empty_like(m), torch.empty_like(m))
+    whole: tuple[Tensor, ...] = ()
     for piece in pieces:
         part = _with_mean_slope(exact(m[piece], variance(piece), **settings), positions)
+        if not whole:  # not earlier, because the first variance may need memory
+            sizes = [1 if dim in positions else size for dim, size in enumerate(m.shape)]
+            whole = (torch.empty_like(m), m.new_empty(sizes) if positions else torch.empty_like(m), torch.empty_like(m))
         for results, own in zip(whole, part[:3], strict=True):
             results[piece] = own
-    return Exact(*whole, part.is_mean)
+    return Exact(whole[0], whole[1], whole[2], part.is_mean)
 
 
 def _pieces(m: Tensor, positions: list[int]) -> Iterator[Index]:
