@@ -32,6 +32,7 @@ from torch import Tensor
 from leanbayes.core.arguments import checked
 from leanbayes.core.network import call_with, evaluation_mode, inputs_of, output_tensor
 from leanbayes.deploy.layer_corrections import Progress, correct_layers
+from leanbayes.deploy.margin_fit import fit_margin
 from leanbayes.errors import LeanBayesError
 from leanbayes.likelihoods.accumulators import Running
 from leanbayes.likelihoods.expectations import softmax_means
@@ -92,11 +93,12 @@ def calibrate(
 
     `bnn.predict(x, rule="moments")` uses them from then on, and `lb.save` and `lb.compress` keep them. With
     `layers=True` the output of each layer is corrected too, from the first to the last, without labels: its mean and
-    variance become those of samples, per channel and on average over the inputs.
+    variance become those of samples, per channel and on average over the inputs. For classes it also fits how
+    `Adjoint(mean="moments")` weighs its two variances of the margin.
 
     Args:
-        bnn: The trained model. Only `bnn.moment_scale` and, with `layers=True`, `bnn.moment_layers` change, and a
-            `bnn.policy`, which was fitted to other predictions, is removed.
+        bnn: The trained model. Only `bnn.moment_scale` and, with `layers=True`, `bnn.moment_layers` and
+            `bnn.moment_margin` change, and a `bnn.policy`, which was fitted to other predictions, is removed.
         batches: Held-out (input, label) pairs. Inputs alone are enough if `to="samples"`. Some hundred
             examples are enough.
         to: "labels" makes one pass agree with held-out labels, which corrects a posterior that is over- or
@@ -128,7 +130,7 @@ def calibrate(
     if isinstance(samples, bool) or not isinstance(samples, int) or samples < 2:
         raise LeanBayesError(f"samples={samples!r} must be a whole number of at least 2: a variance needs two.")
     _check_layers(bnn, layers, layer_inputs, factors)
-    before = bnn.moment_scale, bnn.moment_layers
+    before = bnn.moment_scale, bnn.moment_layers, bnn.moment_margin
     bnn.moment_scale = found = (1.0, 1.0)
     try:
         with torch.no_grad(), evaluation_mode(bnn):
@@ -138,11 +140,12 @@ def calibrate(
                 if not corrections:
                     raise LeanBayesError(_NO_LAYERS)
                 bnn.moment_layers = corrections
+                bnn.moment_margin = fit_margin(bnn, batches, samples, layer_inputs, generator)
             if factors:
                 to_labels = target == "labels"
                 found = _to_labels(bnn, batches) if to_labels else _to_samples(bnn, batches, samples, generator)
     except BaseException:
-        bnn.moment_scale, bnn.moment_layers = before
+        bnn.moment_scale, bnn.moment_layers, bnn.moment_margin = before
         raise
     bnn.moment_scale, bnn.policy = found, None  # a policy was fitted to other predictions
     return found

@@ -50,7 +50,7 @@ def predict(
             if isinstance(output, Moments) and rule_used.mean_rule is not None:
                 with bnn.using(rule_used.mean_rule):
                     first = moments_of(chunks.run(draw))
-                output = rule_used.combined(output, first, bnn.class_dim)
+                output = rule_used.combined(output, first, bnn.class_dim, bnn.moment_margin)
             parts = (output.loc, output.variance) if isinstance(output, Moments) else (output,)
             for part in parts:
                 finite = finite & part.isfinite().all()

@@ -304,12 +304,12 @@ class Adjoint(Rule):
         """The rule whose mean a prediction uses, or None for the mean of this one."""
         return _WithoutFactors() if self.mean == "moments" else None
 
-    def combined(self, output: Any, first: Any, class_dim: int | None) -> Any:
+    def combined(self, output: Any, first: Any, class_dim: int | None, margin: tuple[float, float]) -> Any:
         """Return the mean of `moments`, with the variances of this rule where it has them."""
         if class_dim is None or self.outputs == "each" or output.loc.shape[class_dim] < 2:
             return Moments(first.loc, output.variance)
         loc, variance = output.loc.movedim(class_dim, -1), output.variance.movedim(class_dim, -1)
-        return with_margin_variance(first, 2 * variance[..., 0], loc.topk(2, -1).indices, class_dim)
+        return with_margin_variance(first, 2 * variance[..., 0], loc.topk(2, -1).indices, class_dim, margin)
 
     @torch.no_grad()
     def weights(self, posterior: Posterior, key: Tensor, with_kl: bool) -> tuple[Sequence[Any], Tensor | None]:

@@ -9,6 +9,8 @@ from torch import Tensor
 
 from leanbayes.rules.moments.value import Moments
 
+_LEAST = 1e-30
+
 
 def margin_variance(variance: Tensor, common: Tensor | None, two: Tensor) -> Tensor:
     """Return the variance of the difference of two logits, given their indices (..., 2); of one class its own."""
@@ -20,20 +22,23 @@ def margin_variance(variance: Tensor, common: Tensor | None, two: Tensor) -> Ten
     return found + (first - second[0] if second else first).square().sum(0)
 
 
-def with_margin_variance(output: Moments, wanted: Tensor, two: Tensor, class_dim: int) -> Moments:
-    """Return logits whose difference of two has the wanted variance, and whose other noise stays as it is.
+def with_margin_variance(
+    output: Moments, variance: Tensor, two: Tensor, class_dim: int, margin: tuple[float, float] = (1.0, 1.0)
+) -> Moments:
+    """Return logits whose difference of two has another variance, and whose other noise stays as it is.
 
     With the noise n of the logits, its covariance C, and the difference d of two unit vectors, the new noise is
 
-        n + (γ - 1)·C·d·(dᵀn) / (dᵀC·d),      γ² = wanted / (dᵀC·d).
+        n + (γ - 1)·C·d·(dᵀn) / (dᵀC·d),      γ² = b²·(v / dᵀC·d)^w.
 
     Noise that is uncorrelated with dᵀn does not change.
 
     Args:
         output: The logits.
-        wanted: The variance of the difference, (...,) without classes.
+        variance: The other variance v of the difference, (...,) without classes.
         two: The indices of the two classes, (..., 2).
         class_dim: The dimension of the output that counts classes.
+        margin: The weight w of the other variance, and the factor b of the std.
     """
     output = output.plain()
     independent = output.independent.expand_as(output.loc).movedim(class_dim, -1)
@@ -47,7 +52,9 @@ def with_margin_variance(output: Moments, wanted: Tensor, two: Tensor, class_dim
     along = (common * difference).sum(-1, keepdim=True)
     covariance = independent * difference + (common * along).sum(0)
     random = before > 0
-    gain = torch.where(random, (wanted.to(before) / before.where(random, 1.0)).sqrt(), 1.0)
+    weight, factor = margin
+    ratio = (variance.to(before) / before.where(random, 1.0)).clamp_min(_LEAST)
+    gain = torch.where(random, factor * ratio ** (weight / 2), 1.0)
     change = covariance * ((gain - 1) / before.where(random, 1.0)).unsqueeze(-1)
     stds, units = independent.gather(-1, two).sqrt(), torch.zeros_like(independent)
     own = [  # the independent noise of the two logits, which all logits share now
