@@ -110,8 +110,8 @@ class Comparison:
         }
         self.labeled = self.batches(some(self.data.validation, args.labels, args.seed))
         words = [args.file.name, "--data", self.data.name]
-        for name, value in args.model_options:
-            words += ["--model-options", f"{name}={json.dumps(value)}"]
+        if args.model_options:
+            words += ["--model-options", *(f"{name}={json.dumps(value)}" for name, value in args.model_options)]
         self.record: dict[str, Any] = {
             "command": command_of("one_pass_quality", args, words, hidden=("file", "data", "model_options")),
             "title": args.title or args.file.stem,
