@@ -26,11 +26,13 @@ from leanbayes.likelihoods import (
     Bernoulli,
     BinaryPrediction,
     Categorical,
+    CausalLM,
     ClassPrediction,
     Gaussian,
     HeteroscedasticGaussian,
     Prediction,
     RegressionPrediction,
+    TokenPrediction,
 )
 from leanbayes.methods import PBN, SSVI, VDP, Deterministic, Ensemble, MCDropout, MeanField, RigL, WeightSharing
 from leanbayes.methods.pbn.restriction import restrict
@@ -60,6 +62,7 @@ __all__ = [
     "Bernoulli",
     "BinaryPrediction",
     "Categorical",
+    "CausalLM",
     "ClassPrediction",
     "CompactFile",
     "Deterministic",
@@ -85,6 +88,7 @@ __all__ = [
     "ScaleMixture",
     "Sensitivity",
     "Stage",
+    "TokenPrediction",
     "Training",
     "UnsupportedOperation",
     "WeightSharing",
