@@ -32,7 +32,19 @@ from leanbayes.likelihoods import (
     Prediction,
     RegressionPrediction,
 )
-from leanbayes.methods import PBN, SSVI, VDP, Deterministic, Ensemble, MCDropout, MeanField, RigL, WeightSharing
+from leanbayes.methods import (
+    PBN,
+    SSVI,
+    VDP,
+    BatchEnsemble,
+    Deterministic,
+    Ensemble,
+    MCDropout,
+    MeanField,
+    RankOne,
+    RigL,
+    WeightSharing,
+)
 from leanbayes.methods.pbn.restriction import restrict
 from leanbayes.methods.pbn.sensitivity import Sensitivity, sensitivity
 from leanbayes.model.bayesian import BayesianModel
@@ -56,6 +68,7 @@ __all__ = [
     "PBN",
     "SSVI",
     "VDP",
+    "BatchEnsemble",
     "BayesianModel",
     "Bernoulli",
     "BinaryPrediction",
@@ -77,6 +90,7 @@ __all__ = [
     "NotFiniteError",
     "Posterior",
     "Prediction",
+    "RankOne",
     "Recipe",
     "RegressionPrediction",
     "RigL",

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor, nn
 
 from leanbayes.core.config import configurable
-from leanbayes.core.layout import Layout
+from leanbayes.core.layout import Layout, Select
 from leanbayes.errors import LeanBayesError
 from leanbayes.likelihoods import Likelihood, NegativeLogLikelihood
 from leanbayes.posteriors import Posterior
@@ -106,6 +106,14 @@ class Method:
     samples: int = 30
     engine: str = "backprop"
     bayesian_weights: bool = True
+
+    def prepare(self, network: nn.Module) -> nn.Module:
+        """Return a copy of the user's network with more parameters, if the method adds some that are Bayesian."""
+        return network
+
+    def selected(self) -> Select:
+        """Return which parameters of the prepared network are Bayesian, if the method does not let the user choose."""
+        return None
 
     def wrap(self, network: nn.Module) -> nn.Module:
         """Change the copy of the user's network, if the method's randomness is not in the weights."""
