@@ -13,6 +13,12 @@ NAMES = {
     "ivon-opt": "`ivon-opt` 0.1.3",
     "ssvi-ivon": "SSVI, 5 % of the weights, ivon",
     "pbn-ivon": "PBN, 5 % of the weights, ivon",
+    "ensemble": "deep ensemble",
+    "mc-dropout": "MC dropout",
+    "batch-ensemble": "BatchEnsemble",
+    "rank-1": "rank-1 network, Gaussian factors",
+    "rank-1-cauchy": "rank-1 network, Cauchy factors",
+    "abnn": "ABNN",
 }
 
 

@@ -33,6 +33,7 @@ from leanbayes.likelihoods import (
     RegressionPrediction,
 )
 from leanbayes.methods import (
+    ABNN,
     PBN,
     SSVI,
     VDP,
@@ -64,6 +65,7 @@ if TYPE_CHECKING:
     from leanbayes.training.recipe import Recipe as Recipe
 
 __all__ = [
+    "ABNN",
     "IVON",
     "PBN",
     "SSVI",

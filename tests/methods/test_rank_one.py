@@ -28,7 +28,7 @@ def made(name: str, method: lb.Method) -> tuple[BayesianModel, Tensor]:
         generator = torch.Generator().manual_seed(3)
         with torch.no_grad():
             for part, parameter in bnn.network.named_parameters():
-                if part.endswith(".bias") and part.startswith("factors"):
+                if part.endswith(".shift"):
                     parameter.copy_(torch.randn(parameter.shape, generator=generator))
         return bnn, x.double() if x.is_floating_point() else x
     return lb.bayesianize(network, method), x.double() if x.is_floating_point() else x
@@ -67,7 +67,7 @@ def test_a_member_is_the_formula_of_the_paper() -> None:
         bnn = lb.bayesianize(nn.Sequential(layer.double()), lb.BatchEnsemble(2, seed=5), likelihood=lb.Gaussian())
         factors: Any = bnn.network.get_submodule("factors.0")
         with torch.no_grad():
-            factors.bias.copy_(torch.randn(2, 6, generator=generator))
+            factors.shift.copy_(torch.randn(2, 6, generator=generator))
             dim = 2 if isinstance(layer, nn.Linear) else 1
             shape = [1] * x.dim()
             shape[dim] = -1
@@ -75,7 +75,7 @@ def test_a_member_is_the_formula_of_the_paper() -> None:
             assert outputs is not None
             for number, output in enumerate(outputs):
                 r, s = 1 + factors.inputs[number], 1 + factors.outputs[number]
-                bias = layer.bias + factors.bias[number]
+                bias = layer.bias + factors.shift[number]
                 zero = copy.deepcopy(layer)
                 assert zero.bias is not None
                 zero.bias.zero_()

@@ -1,5 +1,6 @@
 """Methods: one file or folder per paper, with its settings and what it adds to a plain training loop."""
 
+from leanbayes.methods.baselines.abnn import ABNN
 from leanbayes.methods.baselines.batch_ensemble import BatchEnsemble
 from leanbayes.methods.baselines.deterministic import Deterministic
 from leanbayes.methods.baselines.ensemble import Ensemble
@@ -15,6 +16,7 @@ from leanbayes.methods.weight_sharing.weight_sharing import WeightSharing
 from leanbayes.model.method import METHODS
 
 __all__ = [
+    "ABNN",
     "METHODS",
     "PBN",
     "SSVI",

@@ -96,11 +96,10 @@ def bayesianize(
         likelihood = likelihood or copy.deepcopy(model.likelihood)
         model = model.to_deterministic()
     model = method.prepare(model)
-    own = method.selected()
-    if own is not None and select is not None:
+    if method.chooses_parameters and select is not None:
         raise LeanBayesError(f"{type(method).__name__} chooses its Bayesian parameters itself: leave select out.")
     if method.bayesian_weights:
-        layout, report = choose(model, select if own is None else own)
+        layout, report = choose(model, method.selected(model) if method.chooses_parameters else select)
     elif select is None:
         layout, report = Layout([]), report_deterministic(model, f"{type(method).__name__} keeps it")
     else:

@@ -96,6 +96,7 @@ class Method:
         engine: How means and stds are trained: "backprop" (gradients of the ELBO, with any optimizer) or "ivon" (the
             natural-gradient update, with `lb.IVON`).
         bayesian_weights: Whether weights move from the network into a posterior.
+        chooses_parameters: Whether `selected`, and not the user, says which parameters are Bayesian. None is a weight.
 
     Example:
         >>> bnn = lb.bayesianize(network, lb.MeanField(init_std=0.02))
@@ -106,13 +107,14 @@ class Method:
     samples: int = 30
     engine: str = "backprop"
     bayesian_weights: bool = True
+    chooses_parameters: bool = False
 
     def prepare(self, network: nn.Module) -> nn.Module:
         """Return a copy of the user's network with more parameters, if the method adds some that are Bayesian."""
         return network
 
-    def selected(self) -> Select:
-        """Return which parameters of the prepared network are Bayesian, if the method does not let the user choose."""
+    def selected(self, network: nn.Module) -> Select:
+        """Return which parameters of the prepared network are Bayesian, with `chooses_parameters`."""
         return None
 
     def wrap(self, network: nn.Module) -> nn.Module:

@@ -6,4 +6,5 @@ ensemble         Deep ensembles.
 rigl             RigL: sparse training without uncertainty.
 batch_ensemble   BatchEnsemble: members that share weights; rank_one_network has their factors.
 rank_one         Rank-1 Bayesian networks: BatchEnsemble with random factors.
+abnn             ABNN: a trained network with noise in its normalization layers.
 """

@@ -50,6 +50,7 @@ class RankOne(Method):
     init_std: float = 1e-3
     samples: int = 32
     seed: int = 0
+    chooses_parameters = True
 
     def __post_init__(self) -> None:
         check_choices(self, distribution=FactorDistribution)
@@ -60,7 +61,7 @@ class RankOne(Method):
         if self.samples < 1:
             raise LeanBayesError(f"samples={self.samples} must be at least 1.")
 
-    def selected(self) -> str:
+    def selected(self, network: nn.Module) -> str:
         """Return which parameters of the prepared network are Bayesian: the factors."""
         return BAYESIAN_FACTORS
 

@@ -46,7 +46,7 @@ class Factors(nn.Module):
         self.channel_dim = -1 - len(layer.kernel_size) if convolution else -1  # type: ignore[arg-type]
         self.inputs = nn.Parameter(torch.zeros(members, inputs, **kind))  # type: ignore[arg-type]
         self.outputs = nn.Parameter(torch.zeros(members, outputs, **kind))  # type: ignore[arg-type]
-        self.bias = nn.Parameter(torch.zeros(members, outputs, **kind)) if layer.bias is not None else None  # type: ignore[arg-type]
+        self.shift = nn.Parameter(torch.zeros(members, outputs, **kind)) if layer.bias is not None else None  # type: ignore[arg-type]
 
     @torch.no_grad()
     def initialize(self, init: FactorInit, std: float, generator: torch.Generator) -> None:
@@ -131,9 +131,9 @@ class _ScaleOutput:
     def __call__(self, layer: nn.Module, args: tuple[Any, ...], output: Tensor) -> Tensor:
         current, own = self.current.get(), self.factors
         output = torch.addcmul(output, output, current.rows(own.outputs, output, own.channel_dim, layer))
-        if own.bias is None:
+        if own.shift is None:
             return output
-        shift = own.bias - own.outputs * layer.bias  # s ∘ (Wx + b) is too large by (s - 1) ∘ b
+        shift = own.shift - own.outputs * layer.bias  # s ∘ (Wx + b) is too large by (s - 1) ∘ b
         return output + current.rows(shift, output, own.channel_dim, layer)
 
 
@@ -235,8 +235,8 @@ class RankOneNetwork(StochasticNetwork):
                         layer._forward_pre_hooks_with_kwargs.pop(handle, None)
             weight = layer.weight * _outer(layer, 1 + choose(factors.inputs), 1 + choose(factors.outputs))
             layer.weight = nn.Parameter(weight.to(layer.weight.dtype), layer.weight.requires_grad)
-            if factors.bias is not None:
-                layer.bias = nn.Parameter(layer.bias + choose(factors.bias), layer.bias.requires_grad)
+            if factors.shift is not None:
+                layer.bias = nn.Parameter(layer.bias + choose(factors.shift), layer.bias.requires_grad)
         return network
 
 
