@@ -5,8 +5,8 @@ python experiments/engines.py ivon --data cifar10 --epochs 60 --seed 0 --out exp
 Rows: `sgd` (a plain network), `ivon` and `backprop` (mean-field by both engines), `ssvi-ivon`, `pbn-ivon`, and
 `ivon-opt`, the published optimizer in a plain loop. The baselines of the papers have rows too: `ensemble`,
 `mc-dropout`, `batch-ensemble`, `rank-1`, `rank-1-cauchy` and `abnn`. Every row is scored with the running statistics
-of BatchNorm that training leaves, and with statistics that are refreshed under the posterior; with and without a temperature that is
-fitted to held-out images. The file is written at the end of the training.
+of BatchNorm that training leaves, and with statistics that are refreshed under the posterior; with and without a
+temperature that is fitted to held-out images. The file is written at the end of the training.
 """
 
 import argparse
@@ -19,6 +19,7 @@ from typing import Any
 
 import torch
 from arguments import command_of, run_script
+from safetensors.torch import save_file
 from torch import Tensor, nn
 
 import leanbayes as lb
@@ -72,6 +73,8 @@ def options() -> argparse.Namespace:
     parser.add_argument("--root", type=Path, help="folder with the data sets")
     parser.add_argument("--device", choices=("cpu", "cuda"), help="default: a GPU if available")
     parser.add_argument("--out", type=Path, required=True, help="JSON file to write")
+    parser.add_argument("--save-model", type=Path, help="also save the model to this file")
+    parser.add_argument("--save-probs", type=Path, help="also save the probabilities to this file, for ensembles.py")
     return parser.parse_args()
 
 
@@ -88,11 +91,12 @@ def main() -> None:
     seconds = time.monotonic() - started
     scores = {"running": score(args, bnn, data, device)}
     refresh(args, bnn, data, device)
-    scores["refreshed"] = score(args, bnn, data, device)
+    scores["refreshed"] = score(args, bnn, data, device, args.save_probs)
+    files = ("out", "root", "device", "save_model", "save_probs")
     result = {
-        "command": command_of("engines", args, [args.row], hidden=("row", "num_data")),
+        "command": command_of("engines", args, [args.row], hidden=("row", "num_data", "save_model", "save_probs")),
         "row": args.row,
-        "settings": {name: value for name, value in vars(args).items() if name not in ("out", "root", "device")},
+        "settings": {name: value for name, value in vars(args).items() if name not in files},
         "scores": scores,
         "costs": {"training_seconds": seconds, **state},
         "versions": versions(),
@@ -100,6 +104,8 @@ def main() -> None:
     }
     args.out.parent.mkdir(parents=True, exist_ok=True)
     write_json(args.out, result)
+    if args.save_model:
+        lb.save(bnn, args.save_model)
     print(args.row, args.seed, {name: one["test"] for name, one in scores.items()}, f"{seconds:.0f} s", flush=True)
 
 
@@ -195,7 +201,9 @@ def refresh(args: argparse.Namespace, bnn: lb.BayesianModel, data: Data, device:
 # -- scores -----------------------------------------------------------------------------------------------------------
 
 
-def score(args: argparse.Namespace, bnn: lb.BayesianModel, data: Data, device: torch.device) -> dict[str, Any]:
+def score(
+    args: argparse.Namespace, bnn: lb.BayesianModel, data: Data, device: torch.device, save_probs: Path | None = None
+) -> dict[str, Any]:
     """Score held-out and test images, and test images with a temperature that is fitted to the held-out ones."""
 
     def outputs(dataset: Any) -> Outputs:
@@ -203,6 +211,16 @@ def score(args: argparse.Namespace, bnn: lb.BayesianModel, data: Data, device: t
         return predictions(args, bnn, batches.epoch(), device)
 
     held_out, test = outputs(data.validation), outputs(data.test)
+    if save_probs:
+        save_file(
+            {
+                "held_out": held_out[0].float(),
+                "test": test[0].float(),
+                "held_out_labels": held_out[1],
+                "test_labels": test[1],
+            },
+            save_probs,
+        )
     temperature = fitted_temperature(*held_out)
     scaled = (test[0].log() / temperature).softmax(1), test[1]
     return {
