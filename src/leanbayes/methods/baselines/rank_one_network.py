@@ -36,17 +36,14 @@ def check_members(members: int, factor_std: float) -> None:
 class Factors(nn.Module):
     """The factors of one layer: r, s and d of each member. r and s are stored minus 1, so that weight decay is mild."""
 
-    def __init__(self, layer: nn.Module, members: int) -> None:
+    def __init__(self, layer: Any, members: int) -> None:
         super().__init__()
-        convolution = isinstance(layer, nn.modules.conv._ConvNd)
-        inputs, outputs = (
-            (layer.in_channels, layer.out_channels) if convolution else (layer.in_features, layer.out_features)
-        )
-        kind = {"dtype": layer.weight.dtype, "device": layer.weight.device}
-        self.channel_dim = -1 - len(layer.kernel_size) if convolution else -1  # type: ignore[arg-type]
-        self.inputs = nn.Parameter(torch.zeros(members, inputs, **kind))  # type: ignore[arg-type]
-        self.outputs = nn.Parameter(torch.zeros(members, outputs, **kind))  # type: ignore[arg-type]
-        self.shift = nn.Parameter(torch.zeros(members, outputs, **kind)) if layer.bias is not None else None  # type: ignore[arg-type]
+        if isinstance(layer, nn.modules.conv._ConvNd):
+            inputs, outputs, self.channel_dim = layer.in_channels, layer.out_channels, -1 - len(layer.kernel_size)
+        else:
+            inputs, outputs, self.channel_dim = layer.in_features, layer.out_features, -1
+        self.inputs, self.outputs = (nn.Parameter(layer.weight.new_zeros(members, n)) for n in (inputs, outputs))
+        self.shift = None if layer.bias is None else nn.Parameter(layer.weight.new_zeros(members, outputs))
 
     @torch.no_grad()
     def initialize(self, init: FactorInit, std: float, generator: torch.Generator) -> None:
@@ -128,7 +125,7 @@ class _ScaleOutput:
     factors: Factors
     current: _Current
 
-    def __call__(self, layer: nn.Module, args: tuple[Any, ...], output: Tensor) -> Tensor:
+    def __call__(self, layer: Any, args: tuple[Any, ...], output: Tensor) -> Tensor:
         current, own = self.current.get(), self.factors
         output = torch.addcmul(output, output, current.rows(own.outputs, output, own.channel_dim, layer))
         if own.shift is None:
