@@ -35,6 +35,10 @@ class StochasticNetwork(nn.Module):
         """Return the network without randomness."""
         raise NotImplementedError  # abstract
 
+    def member(self, number: int) -> nn.Module:
+        """Return a member as a plain network, if members can be counted."""
+        raise NotImplementedError  # abstract
+
     def described_network(self) -> nn.Module:
         """Return a network whose `forward` has the arguments of this one."""
         return next(iter(self.children()))
