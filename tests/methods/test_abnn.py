@@ -41,6 +41,22 @@ def test_mean_and_variance_are_those_of_samples() -> None:
     assert bnn.kl() == 0
 
 
+def test_one_pass_has_the_variance_of_the_noise() -> None:
+    """Of a norm and a linear layer the variance is exact: Σ_j W_ij² α²γ_j² z_j², with z the normalized input."""
+    generator = torch.Generator().manual_seed(0)
+    network = nn.Sequential(nn.LayerNorm(4), nn.Linear(4, 3)).double()
+    norm, linear = network
+    nn.init.uniform_(norm.weight, 0.5, 1.5, generator=generator)  # type: ignore[arg-type]
+    x = torch.randn(5, 4, generator=generator, dtype=torch.float64)
+    bnn = lb.bayesianize(network, lb.ABNN(noise_std=0.3), likelihood=lb.Gaussian()).eval()
+    with torch.no_grad(), bnn.using("moments"):
+        output = bnn(x)
+        z = F.layer_norm(x, (4,))
+        expected = (0.3 * norm.weight * z).square() @ linear.weight.square().T  # type: ignore[operator, union-attr]
+        torch.testing.assert_close(output.variance, expected)
+        torch.testing.assert_close(output.loc, network(x))
+
+
 def test_only_normalization_layers_are_trained() -> None:
     network, x = CASES["vit_mha"].build(), CASES["vit_mha"].example()
     bnn = lb.bayesianize(network, lb.ABNN())

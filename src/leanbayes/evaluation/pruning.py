@@ -107,7 +107,7 @@ def prune(bnn: BayesianModel, share: float, by: str = "magnitude") -> BayesianMo
         raise LeanBayesError(f"share={share} must be a fraction from 0 to 1.")
     pruned = copy.deepcopy(bnn)
     posterior = pruned.posterior
-    if len(pruned.layout) and not bnn.method.chooses_parameters:
+    if len(pruned.layout) and bnn.method.random_weights:
         weights = torch.tensor([_is_weight(pruned.network, slot) for slot in pruned.layout], device=bnn.device)
         if not weights.any():
             raise LeanBayesError(

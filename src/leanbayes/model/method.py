@@ -109,6 +109,11 @@ class Method:
     bayesian_weights: bool = True
     chooses_parameters: bool = False
 
+    @property
+    def random_weights(self) -> bool:
+        """Whether weights of layers are Bayesian, and not only factors or norms that the method chooses."""
+        return self.bayesian_weights and not self.chooses_parameters
+
     def prepare(self, network: nn.Module) -> nn.Module:
         """Return a copy of the user's network with more parameters, if the method adds some that are Bayesian."""
         return network
