@@ -119,7 +119,7 @@ class Method:
         return network
 
     def selected(self, network: nn.Module) -> Select:
-        """Return which parameters of the prepared network are Bayesian, with `chooses_parameters`."""
+        """Return which parameters are Bayesian if the user does not say so. None means the weights of layers."""
         return None
 
     def wrap(self, network: nn.Module) -> nn.Module:
