@@ -14,6 +14,12 @@ NAMES = {
     "ivon-opt": "`ivon-opt` 0.1.3",
     "ssvi-ivon": "SSVI, {density} of the weights, ivon",
     "pbn-ivon": "PBN, {density} of the weights, ivon",
+    "ensemble": "deep ensemble",
+    "mc-dropout": "MC dropout",
+    "batch-ensemble": "BatchEnsemble",
+    "rank-1": "rank-1 network, Gaussian factors",
+    "rank-1-cauchy": "rank-1 network, Cauchy factors",
+    "abnn": "ABNN",
 }
 
 

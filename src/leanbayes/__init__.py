@@ -34,7 +34,20 @@ from leanbayes.likelihoods import (
     RegressionPrediction,
     TokenPrediction,
 )
-from leanbayes.methods import PBN, SSVI, VDP, Deterministic, Ensemble, MCDropout, MeanField, RigL, WeightSharing
+from leanbayes.methods import (
+    ABNN,
+    PBN,
+    SSVI,
+    VDP,
+    BatchEnsemble,
+    Deterministic,
+    Ensemble,
+    MCDropout,
+    MeanField,
+    RankOne,
+    RigL,
+    WeightSharing,
+)
 from leanbayes.methods.pbn.restriction import restrict
 from leanbayes.methods.pbn.sensitivity import Sensitivity, sensitivity
 from leanbayes.model.bayesian import BayesianModel
@@ -54,10 +67,12 @@ if TYPE_CHECKING:
     from leanbayes.training.recipe import Recipe as Recipe
 
 __all__ = [
+    "ABNN",
     "IVON",
     "PBN",
     "SSVI",
     "VDP",
+    "BatchEnsemble",
     "BayesianModel",
     "Bernoulli",
     "BinaryPrediction",
@@ -80,6 +95,7 @@ __all__ = [
     "NotFiniteError",
     "Posterior",
     "Prediction",
+    "RankOne",
     "Recipe",
     "RegressionPrediction",
     "RigL",

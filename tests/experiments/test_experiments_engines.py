@@ -20,7 +20,8 @@ def run(script: str, *words: Any, patch: pytest.MonkeyPatch) -> None:
 
 def test_every_row_is_trained_and_scored(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     task = ("--data", "digits", "--model", "small-cnn", "--epochs", 2, "--batch-size", 128, "--samples", 2)
-    for row in ("sgd", "ivon", "backprop", "ssvi-ivon", "pbn-ivon", "ivon-opt"):
+    rows = ("sgd", "ivon", "backprop", "ssvi-ivon", "pbn-ivon", "ivon-opt", "batch-ensemble", "rank-1", "abnn")
+    for row in rows:
         out = tmp_path / f"digits-{row}-0.json"
         run("engines.py", row, *task, "--precision", "fp32", "--device", "cpu", "--out", out, patch=monkeypatch)
         found = json.loads(out.read_text())
@@ -32,7 +33,7 @@ def test_every_row_is_trained_and_scored(tmp_path: Path, monkeypatch: pytest.Mon
             assert 0.25 <= scores["test_with_temperature"]["temperature"] <= 4
         assert str(tmp_path) not in out.read_text()
     table = next(runpy.run_path(str(EXPERIMENTS / "engines_tables.py"))["engines_tables"](tmp_path))
-    assert table.count("digits, small-cnn, 1,078, 2") == 6
+    assert table.count("digits, small-cnn, 1,078, 2") == len(rows)
 
 
 def test_ensembles_of_plain_networks_are_scored(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -247,7 +247,7 @@ def _obstacle(bnn: "BayesianModel") -> str | None:
     if bnn.current_rule.needs_graph:
         return f"the rule {bnn.rule!r} runs a backward pass"
     if bnn.members is not None:
-        return "the members of an ensemble are separate networks"
+        return "each member of an ensemble would be compiled separately"
     if is_compiled(bnn):
         return "the network is compiled already"
     return None
