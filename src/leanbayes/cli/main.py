@@ -39,6 +39,7 @@ COMMANDS = {
     "decide": Command("RUN", "fit when to answer and when to ask a person, with a bound on wrong answers"),
     "compress": Command("RUN [OUT]", "write a compact file: weights share few Gaussians, with entropy coding"),
     "export": Command("RUN FILE", "write the model as ONNX: mean and variance in one pass, without Python"),
+    "push": Command("RUN REPO", "share a run on the Hugging Face Hub, with a model card from its evaluation"),
     "sensitivity": Command("RUN", "which layers hold the weights that matter most, which PBN makes Bayesian"),
     "info": Command("PATH", "what a saved model or the folder of a run contains"),
     "completion": Command("SHELL", "a script that completes commands and flags in bash or zsh"),
