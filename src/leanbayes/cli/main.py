@@ -32,7 +32,7 @@ COMMANDS = {
     "fit": Command("METHOD", f"train a network; METHOD is one of {', '.join(METHODS)}"),
     "evaluate": Command("RUN", "score a trained run on the test data"),
     "predict": Command("RUN FILES", "label, probability and uncertainty of images (mean and std for rows of a csv)"),
-    "serve": Command("RUN", "a local page in the browser: drop an image or paste a row, see what the run predicts"),
+    "serve": Command("RUN", "a local page in the browser: drop an image, a row or a text, see what it predicts"),
     "compare": Command("[METHODS]", "train several methods on one data set: a table of quality and cost, and a report"),
     "report": Command("RUNS", "one HTML file about trained runs: calibration, shift, OOD data, cost"),
     "calibrate": Command("RUN", "fit one-pass predictions (without sampling) to held-out labels"),
