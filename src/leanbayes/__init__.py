@@ -32,6 +32,7 @@ from leanbayes.likelihoods import (
     HeteroscedasticGaussian,
     Prediction,
     RegressionPrediction,
+    SequencePrediction,
     TokenPrediction,
 )
 from leanbayes.methods import PBN, SSVI, VDP, Deterministic, Ensemble, MCDropout, MeanField, RigL, WeightSharing
@@ -39,6 +40,7 @@ from leanbayes.methods.pbn.restriction import restrict
 from leanbayes.methods.pbn.sensitivity import Sensitivity, sensitivity
 from leanbayes.model.bayesian import BayesianModel
 from leanbayes.model.conversion import bayesianize
+from leanbayes.model.generation import Generation, generate
 from leanbayes.model.method import Method, Stage, Training
 from leanbayes.model.objective import elbo_loss
 from leanbayes.posteriors import Posterior
@@ -69,6 +71,7 @@ __all__ = [
     "Ensemble",
     "FileFormatError",
     "Gaussian",
+    "Generation",
     "HeteroscedasticGaussian",
     "LeanBayesError",
     "MCDropout",
@@ -87,6 +90,7 @@ __all__ = [
     "RuleMismatchWarning",
     "ScaleMixture",
     "Sensitivity",
+    "SequencePrediction",
     "Stage",
     "TokenPrediction",
     "Training",
@@ -102,6 +106,7 @@ __all__ = [
     "export_onnx",
     "export_program",
     "fit",
+    "generate",
     "load",
     "moment_rule",
     "plot",
