@@ -33,6 +33,7 @@ from leanbayes.likelihoods import (
     HeteroscedasticGaussian,
     Prediction,
     RegressionPrediction,
+    SequencePrediction,
     TokenPrediction,
 )
 from leanbayes.methods import (
@@ -53,6 +54,7 @@ from leanbayes.methods.pbn.restriction import restrict
 from leanbayes.methods.pbn.sensitivity import Sensitivity, sensitivity
 from leanbayes.model.bayesian import BayesianModel
 from leanbayes.model.conversion import bayesianize
+from leanbayes.model.generation import Generation, generate
 from leanbayes.model.method import Method, Stage, Training
 from leanbayes.model.objective import elbo_loss
 from leanbayes.posteriors import Posterior
@@ -85,6 +87,7 @@ __all__ = [
     "Ensemble",
     "FileFormatError",
     "Gaussian",
+    "Generation",
     "HeteroscedasticGaussian",
     "LeanBayesError",
     "MCDropout",
@@ -104,6 +107,7 @@ __all__ = [
     "RuleMismatchWarning",
     "ScaleMixture",
     "Sensitivity",
+    "SequencePrediction",
     "Stage",
     "TokenPrediction",
     "Training",
@@ -120,6 +124,7 @@ __all__ = [
     "export_program",
     "fit",
     "from_pretrained",
+    "generate",
     "load",
     "moment_rule",
     "plot",

@@ -3,7 +3,7 @@
 from leanbayes.likelihoods.base import Likelihood, NegativeLogLikelihood
 from leanbayes.likelihoods.bernoulli import Bernoulli
 from leanbayes.likelihoods.categorical import Categorical
-from leanbayes.likelihoods.causal_lm import CausalLM, TokenPrediction
+from leanbayes.likelihoods.causal_lm import CausalLM, SequencePrediction, TokenPrediction
 from leanbayes.likelihoods.predictive import BinaryPrediction, ClassPrediction, Prediction, RegressionPrediction
 from leanbayes.likelihoods.regression import Gaussian, HeteroscedasticGaussian
 
@@ -19,5 +19,6 @@ __all__ = [
     "NegativeLogLikelihood",
     "Prediction",
     "RegressionPrediction",
+    "SequencePrediction",
     "TokenPrediction",
 ]
