@@ -27,8 +27,8 @@ def test_pages_are_those_that_the_program_writes(folder: str, tmp_path: Path, mo
 def test_the_readme_quotes_the_results_of_the_engines() -> None:
     def mean(row: str, kind: str) -> float:
         files = (ROOT / "experiments" / "results" / "engines").glob(f"cifar10-{row}-[0-9].json")
-        found = [json.loads(path.read_text())["scores"]["running"][kind]["nll"] for path in files]
-        assert len(found) == 2
+        found = [json.loads(path.read_text())["scores"]["refreshed"][kind]["nll"] for path in files]
+        assert len(found) >= 2
         return statistics.fmean(found)
 
     text = " ".join((ROOT / "README.md").read_text().split())

@@ -10,6 +10,7 @@ from leanbayes.deploy.calibration import calibrate
 from leanbayes.deploy.compact.compact_file import CompactFile
 from leanbayes.deploy.compact.compress import compress
 from leanbayes.deploy.export import export_onnx, export_program
+from leanbayes.deploy.hub import from_pretrained, push_to_hub
 from leanbayes.deploy.loading import load
 from leanbayes.deploy.model_file import save
 from leanbayes.engines.ivon import IVON
@@ -35,7 +36,20 @@ from leanbayes.likelihoods import (
     SequencePrediction,
     TokenPrediction,
 )
-from leanbayes.methods import PBN, SSVI, VDP, Deterministic, Ensemble, MCDropout, MeanField, RigL, WeightSharing
+from leanbayes.methods import (
+    ABNN,
+    PBN,
+    SSVI,
+    VDP,
+    BatchEnsemble,
+    Deterministic,
+    Ensemble,
+    MCDropout,
+    MeanField,
+    RankOne,
+    RigL,
+    WeightSharing,
+)
 from leanbayes.methods.pbn.restriction import restrict
 from leanbayes.methods.pbn.sensitivity import Sensitivity, sensitivity
 from leanbayes.model.bayesian import BayesianModel
@@ -56,10 +70,12 @@ if TYPE_CHECKING:
     from leanbayes.training.recipe import Recipe as Recipe
 
 __all__ = [
+    "ABNN",
     "IVON",
     "PBN",
     "SSVI",
     "VDP",
+    "BatchEnsemble",
     "BayesianModel",
     "Bernoulli",
     "BinaryPrediction",
@@ -83,6 +99,7 @@ __all__ = [
     "NotFiniteError",
     "Posterior",
     "Prediction",
+    "RankOne",
     "Recipe",
     "RegressionPrediction",
     "RigL",
@@ -106,10 +123,12 @@ __all__ = [
     "export_onnx",
     "export_program",
     "fit",
+    "from_pretrained",
     "generate",
     "load",
     "moment_rule",
     "plot",
+    "push_to_hub",
     "restrict",
     "save",
     "sensitivity",

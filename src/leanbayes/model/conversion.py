@@ -98,8 +98,11 @@ def bayesianize(
         variances = model.weight_variances()
         likelihood = likelihood or copy.deepcopy(model.likelihood)
         model = model.to_deterministic()
+    model = method.prepare(model)
+    if method.chooses_parameters and select is not None:
+        raise LeanBayesError(f"{type(method).__name__} chooses its Bayesian parameters itself: leave select out.")
     if method.bayesian_weights:
-        layout, report = choose(model, select)
+        layout, report = choose(model, method.selected(model) if select is None else select)
     elif select is None:
         layout, report = Layout([]), report_deterministic(model, f"{type(method).__name__} keeps it")
     else:

@@ -299,7 +299,7 @@ class Adjoint(Rule):
     @property
     def mean_rule(self) -> Rule | None:
         """The rule whose mean a prediction uses, or None for the mean of this one."""
-        return _Uncalibrated() if self.mean == "moments" else None
+        return _WithoutFactors() if self.mean == "moments" else None
 
     @torch.no_grad()
     def weights(self, posterior: Posterior, key: Tensor, with_kl: bool) -> tuple[Sequence[Any], Tensor | None]:
@@ -369,12 +369,12 @@ class Adjoint(Rule):
         return within.variances(rows).reshape(scalars.shape)
 
 
-class _Uncalibrated(MomentPropagation):
-    """The rule `moments` without the factors of `lb.calibrate`, which belong to its own variances."""
+class _WithoutFactors(MomentPropagation):
+    """The rule `moments` with corrected layers, but without the two factors, which belong to its own variances."""
 
-    def calibrated_like(self, other: Rule) -> bool:
-        """Return False."""
-        return False
+    def finish(self, output: Any, context: PassContext) -> Any:
+        """Return the output as it is."""
+        return super().finish(output, replace(context, output_scale=(1.0, 1.0)))
 
 
 def _unsupported(operation: str, remedy: str) -> UnsupportedOperation:

@@ -41,7 +41,7 @@ def _propagate(
 ) -> Moments:
     plain = function(x.loc, **settings)
     m = x.loc.to(variance_dtype(x.loc.dtype))
-    if exact is None or x.within.activations == "taylor":
+    if exact is None or x.within.activations != "exact":
         return x.follow(plain, slope(m, **settings))
     v = shrunk(x.variance)
     if torch.compiler.is_compiling() or noise.in_transform():

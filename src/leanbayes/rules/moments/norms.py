@@ -155,6 +155,9 @@ def _normalized(
             total = total + common.square().mean(behind, keepdim=True).sum(0)
     scale = total.rsqrt()
     loc = center * scale
+    if x.within.activations == "paper":  # equation 14: (γ/s)² v
+        paper = x.like_total(loc, v * scale.square(), None if common is None else common * scale)
+        return paper, torch.zeros_like(loc)
     square = loc.square()
     own = v * (1 - (2 / size) * (1 + square if centered else square))
     own = own + square * (square * v).sum(dims, keepdim=True) / size**2
@@ -209,7 +212,7 @@ def _finished(
     excess = excess.reshape(x.shape)
     if weight is not None:
         excess = excess * loc_of(weight)
-    loc = plain if x.within.activations == "taylor" else (plain + excess).to(plain.dtype)
+    loc = plain if x.within.activations != "exact" else (plain + excess).to(plain.dtype)
     return _affine(normalized.reshaped(normalized.loc.reshape(x.shape)), loc, weight, bias)
 
 
