@@ -14,11 +14,11 @@ import sysconfig
 import time
 import warnings
 from pathlib import Path
+from pydoc_data.topics import topics
 from typing import Any
 
 import torch
 from peft import LoraConfig, get_peft_model
-from pydoc_data.topics import topics
 from torch import Tensor
 from transformers import GPT2Config, GPT2LMHeadModel
 
@@ -27,7 +27,7 @@ from leanbayes.evaluation.detection import auroc
 
 CUDA = torch.cuda.is_available()
 DEVICE = "cuda" if CUDA else "cpu"
-LENGTH, BATCH, PRETRAINING, ADAPTING, PAGES = (256, 64, 1200, 400, 96) if CUDA else (64, 16, 150, 60, 16)
+LENGTH, BATCH, PRETRAINING, ADAPTING, PAGES = (256, 64, 1000, 300, 96) if CUDA else (64, 16, 150, 60, 16)
 SIZES: dict[str, Any] = (
     {"n_embd": 384, "n_layer": 6, "n_head": 6} if CUDA else {"n_embd": 64, "n_layer": 2, "n_head": 2}
 )
