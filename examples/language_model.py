@@ -14,11 +14,11 @@ import sysconfig
 import time
 import warnings
 from pathlib import Path
+from pydoc_data.topics import topics
 from typing import Any
 
 import torch
 from peft import LoraConfig, get_peft_model
-from pydoc_data.topics import topics
 from torch import Tensor
 from transformers import GPT2Config, GPT2LMHeadModel
 
