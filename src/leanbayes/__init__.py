@@ -35,6 +35,7 @@ from leanbayes.likelihoods import (
 from leanbayes.methods import (
     ABNN,
     PBN,
+    SNGP,
     SSVI,
     VDP,
     BatchEnsemble,
@@ -68,6 +69,7 @@ __all__ = [
     "ABNN",
     "IVON",
     "PBN",
+    "SNGP",
     "SSVI",
     "VDP",
     "BatchEnsemble",
