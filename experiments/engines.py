@@ -5,8 +5,8 @@ python experiments/engines.py ivon --data cifar10 --epochs 60 --seed 0 --out exp
 Rows: `sgd` (a plain network), `ivon` and `backprop` (mean-field by both engines), `ssvi-ivon`, `pbn-ivon`, and
 `ivon-opt`, the published optimizer in a plain loop. The baselines of the papers have rows too: `ensemble`,
 `mc-dropout`, `batch-ensemble`, `rank-1`, `rank-1-cauchy`, `abnn` and `sngp`. Every row is scored with the running
-statistics of BatchNorm that training leaves, and with statistics that are refreshed under the posterior; with and without a
-temperature that is fitted to held-out images. The file is written at the end of the training.
+statistics of BatchNorm that training leaves, and with statistics that are refreshed under the posterior; with and
+without a temperature that is fitted to held-out images. The file is written at the end of the training.
 """
 
 import argparse
