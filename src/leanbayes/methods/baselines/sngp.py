@@ -1,8 +1,8 @@
 """SNGP (Liu et al. 2020): bounded layers, and a Gaussian process in place of the last layer.
 
 The last linear layer gets features h, and its outputs are replaced by g(x) = Φ(h) β + b, with D random features
-Φ(h) = √(2/D) cos(h̄ Ωᵀ + φ) of a Gaussian kernel k(h, h') = exp(-|h̄ - h̄'|² / (2 d ℓ²)), where h̄ is h with mean 0 and
-variance 1 over its d channels. The posterior of β is Gaussian, with the covariance (τ I + Σ_n Φ_n Φ_nᵀ)⁻¹ of the
+Φ(h) = a √(2/D) cos(h̄ Ωᵀ + φ) of a Gaussian kernel k(h, h') = a² exp(-|h̄ - h̄'|² / (2 d ℓ²)), where h̄ is h with mean 0
+and variance 1 over its d channels. The posterior of β is Gaussian, with the covariance (τ I + Σ_n Φ_n Φ_nᵀ)⁻¹ of the
 authors' code, which is the same for all classes.
 """
 
@@ -38,6 +38,7 @@ class SNGP(Method):
     Attributes:
         features: number of random features.
         length_scale: ℓ, the distance at which features become unrelated, relative to their size.
+        amplitude: a, the std of an output far from all data, with ridge=1. The authors have 1, which learns slowly.
         norm_bound: largest singular value of a weight matrix. A convolution counts as a matrix of outputs by inputs and
             pixels.
         ridge: τ, the prior precision of β.
@@ -50,6 +51,7 @@ class SNGP(Method):
 
     features: int = 1024
     length_scale: float = 0.5
+    amplitude: float = 3.0
     norm_bound: float = 6.0
     ridge: float = 1.0
     samples: int = 10
@@ -59,7 +61,7 @@ class SNGP(Method):
     def __post_init__(self) -> None:
         if not 1 <= self.features <= 1 << 14:
             raise LeanBayesError(f"features={self.features} must be at least 1 and at most {1 << 14:,}.")
-        for name in ("length_scale", "norm_bound", "ridge"):
+        for name in ("length_scale", "amplitude", "norm_bound", "ridge"):
             if not 0 < getattr(self, name) < math.inf:
                 raise LeanBayesError(f"{name}={getattr(self, name)} must be a positive number.")
         if self.samples < 1:
@@ -123,7 +125,7 @@ class GaussianProcessNetwork(StochasticNetwork):
         layers = _layers(network)
         if not layers or not isinstance(layers[-1], nn.Linear):
             raise LeanBayesError("SNGP needs a network that ends in a linear layer: use another method for this one.")
-        head, self.ridge = layers[-1], method.ridge
+        head, self.ridge, self.amplitude = layers[-1], method.ridge, method.amplitude
         seeded: dict[str, Any] = {"generator": torch.Generator().manual_seed(method.seed), "dtype": torch.float64}
         width = method.length_scale * math.sqrt(head.in_features)
         frequencies = torch.randn(method.features, head.in_features, **seeded) / width
@@ -158,7 +160,7 @@ class GaussianProcessNetwork(StochasticNetwork):
         with torch.autocast(h.device.type, enabled=False):
             h = h.to(torch.promote_types(h.dtype, torch.float32))
             angles = F.linear(F.layer_norm(h, h.shape[-1:]), self.frequencies.to(h), self.phases.to(h))
-            return angles.cos() * math.sqrt(2 / len(self.phases))
+            return angles.cos() * (self.amplitude * math.sqrt(2 / len(self.phases)))
 
     def variance(self, features: Tensor) -> Tensor:
         """Return Φᵀ (τ I + Σ ΦΦᵀ)⁻¹ Φ of each example, with a last dimension of 1."""
@@ -218,7 +220,7 @@ class _MeanHead(nn.Module):
 
     def __init__(self, process: GaussianProcessNetwork, bias: Tensor | None) -> None:
         super().__init__()
-        self.beta = nn.Parameter(process.beta.detach().clone())
+        self.beta, self.amplitude = nn.Parameter(process.beta.detach().clone()), process.amplitude
         self.bias = None if bias is None else nn.Parameter(bias.detach().clone())
         self.register_buffer("frequencies", process.frequencies.clone())
         self.register_buffer("phases", process.phases.clone())
