@@ -183,7 +183,7 @@ class PosteriorNetwork(nn.Module):
 
     def _any_draw(self, generator: torch.Generator | None = None) -> Draw:
         """Return the next draw; its key selects the member of an ensemble."""
-        draw = self.next_draw(generator)._replace(divided=self.training)
+        draw = self.next_draw(generator)._replace(training=self.training)
         return draw if self.members is None else draw._replace(number=int(draw.key.sum()) % self.members)
 
     def next_draw(self, generator: torch.Generator | None = None, number: int = 0, with_kl: bool = False) -> Draw:
