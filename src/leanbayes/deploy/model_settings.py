@@ -106,7 +106,7 @@ def read_settings(header: dict[str, Any], model: nn.Module, path: str | os.PathL
         moment_margin_of(header),
         frozenset(names_of(header, "frozen")),
     )
-    _check_network(layout, model, path)
+    _check_network(layout, method.prepare(model), path)
     return settings
 
 
@@ -140,6 +140,7 @@ def other_network(path: str | os.PathLike[str], difference: str) -> FileFormatEr
 def assemble_for(settings: Settings, model: nn.Module, path: str | os.PathLike[str]) -> BayesianModel:
     """Build the model that a file will fill."""
     try:
+        model = settings.method.prepare(model)
         return assemble(model, settings.method, settings.layout, settings.report, settings.likelihood, 0, None)
     except LeanBayesError as error:
         raise FileFormatError(f"{path} does not fit this network: {error}") from None

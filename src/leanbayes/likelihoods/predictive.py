@@ -75,6 +75,10 @@ class ClassPrediction(Prediction):
         """The probability of the most probable class."""
         return self.probs.amax(self.class_dim)
 
+    def aligned(self, y: Tensor, ignore_index: int) -> Tensor:
+        """Return the labels that each position predicts: those of the same position."""
+        return y
+
     def __repr__(self) -> str:
         columns = {
             "label": self.label,

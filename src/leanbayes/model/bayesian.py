@@ -189,13 +189,13 @@ class BayesianModel(PosteriorNetwork, Generic[P]):
     def to_deterministic(self) -> nn.Module:
         """Return a plain network at the posterior mean, with ordinary parameters. Tied parameters stay tied."""
         network = copy.deepcopy(self.network)
-        network = network.plain() if isinstance(network, StochasticNetwork) else network
         values = self.layout.split(self.posterior.mean())
         for slot, value, dtype in zip(self.layout, values, self._dtypes(), strict=True):
             parameter = nn.Parameter(value.to(dtype).clone())
             for module, attribute in places(network, slot.names):
                 setattr(module, attribute, parameter)
-        return in_first_order(network)
+        network = in_first_order(network)
+        return network.plain() if isinstance(network, StochasticNetwork) else network
 
     @torch.no_grad()
     def weight_variances(self) -> dict[str, Tensor]:
