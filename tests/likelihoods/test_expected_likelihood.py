@@ -14,8 +14,7 @@ from torch import Tensor
 
 import leanbayes as lb
 from leanbayes.core import noise
-from leanbayes.likelihoods import Likelihood
-from leanbayes.likelihoods import expectations
+from leanbayes.likelihoods import Likelihood, expectations
 from leanbayes.likelihoods.expectations import expect, gaussian_means, logit_noise, softplus
 
 BATCH, WIDTH, DRAWS = 5, 4, 100_000

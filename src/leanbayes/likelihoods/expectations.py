@@ -8,7 +8,6 @@ so they are finite and correct at v = 0, and their noise does not grow as v shri
 """
 
 import functools
-import functools
 from collections.abc import Callable, Iterator
 from typing import Any
 
