@@ -34,6 +34,7 @@ from leanbayes.likelihoods import (
 )
 from leanbayes.methods import (
     ABNN,
+    LPBNN,
     PBN,
     SNGP,
     SSVI,
@@ -68,6 +69,7 @@ if TYPE_CHECKING:
 __all__ = [
     "ABNN",
     "IVON",
+    "LPBNN",
     "PBN",
     "SNGP",
     "SSVI",
