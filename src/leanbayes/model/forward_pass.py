@@ -58,6 +58,7 @@ class PosteriorNetwork(nn.Module):
         self._block_draw: Draw | None = None  # inside `drawn`
         self._lock = ModelLock()
         self.moment_scale: tuple[float, float] = (1.0, 1.0)
+        self.moment_margin: tuple[float, float] = (1.0, 1.0)
         self.batch_first = all(getattr(module, "batch_first", True) for module in network.modules())
         # One empty buffer per dtype of the network: it follows .to(dtype), and says which dtype a weight must have now.
         dtypes = sorted({slot.dtype for slot in self.layout}, key=str)
