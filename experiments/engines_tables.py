@@ -19,6 +19,7 @@ NAMES = {
     "batch-ensemble": "BatchEnsemble",
     "rank-1": "rank-1 network, Gaussian factors",
     "rank-1-cauchy": "rank-1 network, Cauchy factors",
+    "lp-bnn": "LP-BNN",
     "abnn": "ABNN",
     "sngp": "SNGP",
 }

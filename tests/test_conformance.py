@@ -170,6 +170,7 @@ ROWS: dict[str, Row] = {
     ),
     "ABNN": abnn(),
     "SNGP": sngp(),
+    "LPBNN": Row(lb.LPBNN(2, latent=4), lb.LPBNN(1, latent=4, factor_std=0.0, init_std=1e-9), "sample"),
     "RankOne": rank_one(),
     "RankOne, Cauchy": rank_one(distribution="cauchy"),
     "MCDropout": Row(lb.MCDropout(0.2), lb.MCDropout(1e-9), "sample", compiled=("cnn", "vit_mha")),
@@ -250,7 +251,7 @@ def test_pretrained_outputs_are_kept_without_noise(row: Row, network: str) -> No
 @cases()
 def test_kl_is_that_of_torch_distributions(row: Row, network: str) -> None:
     bnn, _, _ = build(row, network, torch.float64)
-    if isinstance(row.method, (lb.ABNN, lb.RankOne)):
+    if isinstance(row.method, (lb.ABNN, lb.LPBNN, lb.RankOne)):
         return  # tests/methods compares the KL of factors, and ABNN has none
     random = bnn.posterior.variance() > 0  # pruned weights have no KL
     if not random.any():

@@ -38,6 +38,7 @@ from leanbayes.likelihoods import (
 )
 from leanbayes.methods import (
     ABNN,
+    LPBNN,
     PBN,
     SNGP,
     SSVI,
@@ -73,6 +74,7 @@ if TYPE_CHECKING:
 __all__ = [
     "ABNN",
     "IVON",
+    "LPBNN",
     "PBN",
     "SNGP",
     "SSVI",

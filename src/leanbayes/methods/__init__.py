@@ -4,6 +4,7 @@ from leanbayes.methods.baselines.abnn import ABNN
 from leanbayes.methods.baselines.batch_ensemble import BatchEnsemble
 from leanbayes.methods.baselines.deterministic import Deterministic
 from leanbayes.methods.baselines.ensemble import Ensemble
+from leanbayes.methods.baselines.lp_bnn import LPBNN
 from leanbayes.methods.baselines.mc_dropout import MCDropout
 from leanbayes.methods.baselines.rank_one import RankOne
 from leanbayes.methods.baselines.rigl import RigL
@@ -18,6 +19,7 @@ from leanbayes.model.method import METHODS
 
 __all__ = [
     "ABNN",
+    "LPBNN",
     "METHODS",
     "PBN",
     "SNGP",

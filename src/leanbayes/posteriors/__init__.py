@@ -1,6 +1,7 @@
 """How q(w) is stored. Each posterior is a module over the flat weight vector of a `Layout`."""
 
 from leanbayes.posteriors.base import DiagonalGaussian, Posterior
+from leanbayes.posteriors.latent_factors import LatentFactors
 from leanbayes.posteriors.mean_field import MeanFieldPosterior
 from leanbayes.posteriors.multiplicative import MultiplicativePosterior
 from leanbayes.posteriors.partial import PartialPosterior
@@ -14,6 +15,7 @@ __all__ = [
     "CauchyFactors",
     "DiagonalGaussian",
     "GaussianFactors",
+    "LatentFactors",
     "MeanFieldPosterior",
     "MultiplicativePosterior",
     "PartialPosterior",
