@@ -98,7 +98,8 @@ def test_the_loss_of_a_causal_model_is_that_of_transformers() -> None:
     torch.testing.assert_close(loss, expected.loss)
     loss.backward()
     expected.loss.backward()
-    embedding = bnn.layout.split(bnn.posterior.mu.grad)[0]
+    posterior: Any = bnn.posterior
+    embedding = bnn.layout.split(posterior.mu.grad)[0]
     torch.testing.assert_close(embedding, network.transformer.wte.weight.grad, rtol=1e-4, atol=1e-7)
 
 

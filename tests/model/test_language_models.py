@@ -77,10 +77,10 @@ def test_one_pass_finds_the_uncertain_tokens() -> None:
 def test_a_large_vocabulary_needs_samples_of_few_classes(scale: float, variance: float) -> None:
     generator, classes = seeded(), 3000
     loc = scale * torch.randn(2, classes, generator=generator, dtype=torch.float64)
-    spread = 2 * variance * torch.rand(2, classes, generator=generator, dtype=torch.float64)
-    probs, expected_entropy = softmax_means(loc, spread)
+    variances = 2 * variance * torch.rand(2, classes, generator=generator, dtype=torch.float64)
+    probs, expected_entropy = softmax_means(loc, variances)
     noise = torch.randn(3000, 2, classes, generator=generator, dtype=torch.float64)
-    samples = (loc + spread.sqrt() * noise).softmax(-1)
+    samples = (loc + variances.sqrt() * noise).softmax(-1)
     entropies = torch.special.entr(samples).sum(-1)
     torch.testing.assert_close(probs.sum(-1), torch.ones(2, dtype=torch.float64))
     assert 0.5 * (probs - samples.mean(0)).abs().sum(-1).max() < 0.02
