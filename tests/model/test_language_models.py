@@ -2,6 +2,7 @@
 
 import functools
 import math
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
@@ -130,6 +131,17 @@ def test_padded_prompts_continue_as_they_do_alone(rule: str) -> None:
     alone = lb.generate(model("llama"), IDS[1:2, 2:], max_new_tokens=4, rule=rule, generator=seeded())
     assert torch.equal(found.sequences[1, 6:], alone.sequences[0, 4:])
     torch.testing.assert_close(found.entropy[1], alone.entropy[0], rtol=1e-4, atol=1e-5)
+
+
+def test_threads_generate_what_they_would_alone() -> None:
+    def run(number: int) -> Tensor:
+        rule = RULES[number % 3]
+        return lb.generate(model(), IDS, max_new_tokens=3, rule=rule, generator=seeded()).entropy
+
+    alone = [run(number) for number in range(6)]
+    with ThreadPoolExecutor(4) as threads:
+        together = list(threads.map(run, range(6)))
+    assert all(torch.equal(*pair) for pair in zip(alone, together, strict=True))
 
 
 def test_a_sequence_ends_at_its_last_token() -> None:
