@@ -4,9 +4,9 @@ python experiments/engines.py ivon --data cifar10 --epochs 60 --seed 0 --out exp
 
 Rows: `sgd` (a plain network), `ivon` and `backprop` (mean-field by both engines), `ssvi-ivon`, `pbn-ivon`, and
 `ivon-opt`, the published optimizer in a plain loop. The baselines of the papers have rows too: `ensemble`,
-`mc-dropout`, `batch-ensemble`, `rank-1`, `rank-1-cauchy` and `abnn`. Every row is scored with the running statistics
-of BatchNorm that training leaves, and with statistics that are refreshed under the posterior; with and without a
-temperature that is fitted to held-out images. The file is written at the end of the training.
+`mc-dropout`, `batch-ensemble`, `rank-1`, `rank-1-cauchy`, `abnn` and `sngp`. Every row is scored with the running
+statistics of BatchNorm that training leaves, and with statistics that are refreshed under the posterior; with and
+without a temperature that is fitted to held-out images. The file is written at the end of the training.
 """
 
 import argparse
@@ -41,6 +41,7 @@ METHODS: dict[str, Callable[[argparse.Namespace], lb.Method]] = {
     "rank-1": lambda args: lb.RankOne(args.members),
     "rank-1-cauchy": lambda args: lb.RankOne(args.members, distribution="cauchy"),
     "abnn": lambda args: lb.ABNN(pretrain=args.pretrain),
+    "sngp": lambda args: lb.SNGP(),
 }
 
 

@@ -20,6 +20,7 @@ NAMES = {
     "rank-1": "rank-1 network, Gaussian factors",
     "rank-1-cauchy": "rank-1 network, Cauchy factors",
     "abnn": "ABNN",
+    "sngp": "SNGP",
 }
 
 

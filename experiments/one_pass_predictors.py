@@ -106,12 +106,21 @@ def by_rule(bnn: lb.BayesianModel, images: Set, rule: str | Rule) -> Predicted:
         probs, information = images.rows.logits(prediction.probs), images.rows.others(prediction.mutual_information)
         variance, margin = None, None
         if rule != "mean":
-            with torch.no_grad(), bnn.using(rule), evaluation_mode(bnn):
-                output = output_tensor(call_with(bnn, x))
+            output = _moments(bnn, x, rule)
             variance = images.rows.logits(output.variance).double()
             margin = _margin_variance(output, images.rows, pair)
         parts.append(_on_cpu(probs, information, variance, margin))
     return Predicted.joined(parts)
+
+
+def _moments(bnn: lb.BayesianModel, x: Tensor, rule: str | Rule) -> Moments:
+    """Return the moments of the outputs that a prediction uses."""
+    with torch.no_grad(), bnn.using(rule), evaluation_mode(bnn):
+        used, output = bnn.current_rule, output_tensor(call_with(bnn, x))
+        if used.mean_rule is None:
+            return output
+        with bnn.using(used.mean_rule):
+            return used.combined(output, output_tensor(call_with(bnn, x)), bnn.class_dim, bnn.moment_margin)
 
 
 def _margin_variance(output: Moments, rows: Rows, pair: Tensor) -> Tensor:

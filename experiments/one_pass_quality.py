@@ -142,7 +142,7 @@ class Comparison:
 
     def reset(self) -> None:
         """Remove all corrections and factors."""
-        self.bnn.moment_scale, self.bnn.moment_layers = (1.0, 1.0), {}
+        self.bnn.moment_scale, self.bnn.moment_layers, self.bnn.moment_margin = (1.0, 1.0), {}, (1.0, 1.0)
 
     def run(self) -> None:
         """Run all predictors, and write the results after each."""
@@ -224,7 +224,8 @@ class Comparison:
         if not name:
             self.add_rule("adjoint", Adjoint())
         if "CVP" not in name:
-            self.add_rule(f"adjoint, mean of moments{name}", Adjoint(mean="moments"))
+            rule = Adjoint(mean="moments")
+            self.add_rule(f"adjoint, mean of moments{name}", rule, margin=self.bnn.moment_margin)
 
     def with_temperature(self) -> None:
         """Score the mean network with the temperature that is best for the held-out labels."""

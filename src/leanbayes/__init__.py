@@ -39,6 +39,7 @@ from leanbayes.likelihoods import (
 from leanbayes.methods import (
     ABNN,
     PBN,
+    SNGP,
     SSVI,
     VDP,
     BatchEnsemble,
@@ -73,6 +74,7 @@ __all__ = [
     "ABNN",
     "IVON",
     "PBN",
+    "SNGP",
     "SSVI",
     "VDP",
     "BatchEnsemble",

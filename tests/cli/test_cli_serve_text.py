@@ -12,24 +12,11 @@ import torch
 from browser_cases import browser as browser
 from cli_cases import Cli
 from serve_cases import ask, dropped, served
+from text_cases import CONFIG, LONGEST, WORDS, tokenizer
 from torch import nn
-from transformers import BertConfig, BertForSequenceClassification, BertTokenizer
+from transformers import BertForSequenceClassification
 
 import leanbayes as lb
-
-WORDS = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "the", "film", "was", "very", "good", "bad")
-LONGEST = 8
-CONFIG = BertConfig(
-    vocab_size=len(WORDS),
-    hidden_size=16,
-    num_hidden_layers=1,
-    num_attention_heads=2,
-    intermediate_size=16,
-    max_position_embeddings=LONGEST,
-    initializer_range=0.3,
-    id2label={0: "thumbs down", 1: "thumbs up"},
-    label2id={"thumbs down": 0, "thumbs up": 1},
-)
 
 
 def tokens(*texts: str) -> dict[str, torch.Tensor]:
@@ -47,7 +34,7 @@ def saved(folder: Path, network: nn.Module) -> lb.BayesianModel:
     lb.decide.fit(bnn, [(held_out, torch.tensor([1, 0, 1]))], false_alarms=0.34, samples=5)
     lb.save(bnn, folder / "model.safetensors")
     CONFIG.save_pretrained(folder)
-    BertTokenizer(vocab={word: place for place, word in enumerate(WORDS)}).save_pretrained(folder)
+    tokenizer().save_pretrained(folder)
     return bnn
 
 

@@ -85,7 +85,7 @@ CALLS: dict[str, tuple[Callable[..., Any], dict[str, Any]]] = {
 }  # fmt: skip
 SETTINGS = (
     lb.PBN, lb.SSVI, lb.VDP, lb.Deterministic, lb.Ensemble, lb.MCDropout, lb.MeanField, lb.RigL, lb.WeightSharing,
-    lb.BatchEnsemble, lb.RankOne, lb.ABNN, lb.Normal, lb.ScaleMixture, Recipe, EvaluationSettings,
+    lb.BatchEnsemble, lb.RankOne, lb.ABNN, lb.SNGP, lb.Normal, lb.ScaleMixture, Recipe, EvaluationSettings,
 )  # fmt: skip
 
 

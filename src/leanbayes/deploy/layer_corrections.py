@@ -57,7 +57,7 @@ def correct_layers(
     """
     made = bnn.method.make_rule("moments")
     assert isinstance(made, MomentPropagation)
-    parts = list(_parts(list(batches), inputs, bnn.batch_first))
+    parts = list(small_parts(list(batches), inputs, bnn.batch_first))
     layers: dict[int, Layer] = {}
     done, total = 0, sum(rows for _, rows in parts)
     for x, rows in parts:
@@ -75,7 +75,7 @@ def correct_layers(
     return found
 
 
-def _parts(batches: Sequence[Any], inputs: int, batch_first: bool) -> Iterator[tuple[Any, int]]:
+def small_parts(batches: Sequence[Any], inputs: int, batch_first: bool) -> Iterator[tuple[Any, int]]:
     """Yield the first inputs of the batches in small parts, with the number of inputs in each.
 
     Batches whose first dimension may be time are not cut.

@@ -22,6 +22,7 @@ from leanbayes.likelihoods.base import (
 from leanbayes.likelihoods.cross_entropy import cross_entropy
 from leanbayes.likelihoods.expectations import LOGIT_SAMPLES, expected_cross_entropy, softmax_means
 from leanbayes.likelihoods.predictive import ClassPrediction, Prediction
+from leanbayes.rules.margins import margin_variance
 from leanbayes.rules.moments.value import Moments
 
 
@@ -90,14 +91,24 @@ class Categorical(Likelihood[ClassPrediction]):
         return NegativeLogLikelihood(total, self._observations(y))
 
     def predict_moments(self, output: Moments) -> ClassPrediction:
-        """Average the softmax over fixed samples of the logits."""
-        loc, variance = (part.movedim(self.class_dim, -1) for part in mean_and_variance(output))
-        probs, entropy = softmax_means(loc, variance)
+        """Average the softmax over fixed samples of the logits, with their covariance."""
+        loc, variance, common = self.logit_moments(output)
+        probs, entropy = softmax_means(loc, variance, common)
         margin_std = None
-        if output.common is None:  # logits are independent
-            two = loc.topk(min(2, loc.shape[-1]), -1).indices
-            margin_std = variance.gather(-1, two).sum(-1).sqrt()
+        if common is None or loc.dim() <= 2:  # for maps it would take much memory
+            margin_std = margin_variance(variance, common, loc.topk(min(2, loc.shape[-1]), -1).indices).sqrt()
         return self.prediction_type(1, None, probs.movedim(-1, self.class_dim), entropy, self.class_dim, margin_std)
+
+    def logit_moments(self, output: Moments) -> tuple[Tensor, Tensor, Tensor | None]:
+        """Return mean, independent variance and common noise of the logits, with the classes last."""
+        output = output.plain()
+        loc = as_float(output.loc)
+        independent = output.independent.to(loc.dtype).expand_as(loc)
+        moved = loc.movedim(self.class_dim, -1), independent.movedim(self.class_dim, -1)
+        if output.common is None:
+            return *moved, None
+        dim = self.class_dim + 1 if self.class_dim >= 0 else self.class_dim
+        return *moved, output.common.to(loc.dtype).movedim(dim, -1)
 
     def logits(self, values: Tensor) -> Tensor:
         """Move the classes to the last dimension."""

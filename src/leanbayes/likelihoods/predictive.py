@@ -42,8 +42,8 @@ class ClassPrediction(Prediction):
         probs: The probability of each class, averaged over the samples.
         expected_entropy: The aleatoric uncertainty in nats: the mean entropy of the samples.
         class_dim: The dimension of `probs` that counts classes.
-        margin_std: The std of the difference of the two largest mean logits, by the rule `adjoint`. None for samples,
-            and for one pass by moments that keeps correlations.
+        margin_std: The std of the difference of the two largest mean logits, by `adjoint` and `moments`. None for
+            samples, and for maps by `moments`.
 
     Example:
         >>> prediction = bnn.predict(x)

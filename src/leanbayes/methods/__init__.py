@@ -7,6 +7,7 @@ from leanbayes.methods.baselines.ensemble import Ensemble
 from leanbayes.methods.baselines.mc_dropout import MCDropout
 from leanbayes.methods.baselines.rank_one import RankOne
 from leanbayes.methods.baselines.rigl import RigL
+from leanbayes.methods.baselines.sngp import SNGP
 from leanbayes.methods.mean_field import MeanField
 from leanbayes.methods.pbn.pbn import PBN
 from leanbayes.methods.registry import describe_method, get_method, parse_method
@@ -19,6 +20,7 @@ __all__ = [
     "ABNN",
     "METHODS",
     "PBN",
+    "SNGP",
     "SSVI",
     "VDP",
     "BatchEnsemble",

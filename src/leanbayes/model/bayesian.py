@@ -42,6 +42,8 @@ class BayesianModel(PosteriorNetwork, Generic[P]):
         optimized_by: The engine of the optimizer that was made for the model, if it needs one of its own, or None.
         moment_scale: The factors of mean and std that `lb.calibrate` fitted for one-pass prediction.
         moment_layers: The corrections of layers that `lb.calibrate` fitted for one-pass prediction, by weight.
+        moment_margin: For `Adjoint(mean="moments")`: the weight of its own variance of the margin, from 0 to 1, and a
+            factor of the std, as `lb.calibrate(..., layers=True)` fitted them.
         policy: When to answer and when to ask a person, as `lb.decide.fit` fitted it, or None.
 
     Example:

@@ -12,13 +12,13 @@ class Draw(NamedTuple):
         key: The key of its noise.
         number: Its number among several.
         with_kl: Whether it returns the KL.
-        divided: Whether members that share weights divide the examples among them, as in a loss.
+        training: Whether it is a pass of a loss. Members that share weights then divide the examples among them.
     """
 
     key: Tensor
     number: int = 0
     with_kl: bool = False
-    divided: bool = False
+    training: bool = False
 
 
 class StochasticNetwork(nn.Module):

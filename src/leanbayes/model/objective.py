@@ -87,7 +87,7 @@ def elbo_loss(
 
     def loss_of(number: int) -> Tensor:
         with_kl = number == 0 and len(bnn.layout) > 0 and (isinstance(temperature, Tensor) or temperature > 0)
-        draw = bnn.next_draw(generator, number, with_kl)._replace(divided=True)
+        draw = bnn.next_draw(generator, number, with_kl)._replace(training=True)
         result = call_with(model, x, _draw=draw)
         output, kl = result if with_kl else (result, None)
         output = moments_of(output_tensor(output))

@@ -7,4 +7,5 @@ rigl             RigL: sparse training without uncertainty.
 batch_ensemble   BatchEnsemble: members that share weights; rank_one_network has their factors.
 rank_one         Rank-1 Bayesian networks: BatchEnsemble with random factors.
 abnn             ABNN: a trained network with noise in its normalization layers.
+sngp             SNGP: bounded layers, and a Gaussian process in place of the last one.
 """

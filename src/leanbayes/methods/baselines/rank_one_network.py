@@ -185,10 +185,10 @@ class RankOneNetwork(StochasticNetwork):
                     "These members have no mean network: predict with all of them, or use bnn.network.member(i)."
                 )
             return _Pass(None)
-        if self.members is not None and not draw.divided:
+        if self.members is not None and not draw.training:
             return _Pass(draw.number % self.count)
         first = next(tensors_of(inputs), None)
-        divided = draw.divided and self._divides and first is not None and first.dim() > 0
+        divided = draw.training and self._divides and first is not None and first.dim() > 0
         # The key chooses the member without waiting for the device.
         return _Pass(draw.key.sum() % self.count, len(first) if divided and first is not None else None)
 
