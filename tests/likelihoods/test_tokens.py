@@ -116,7 +116,7 @@ def test_labels_among_the_inputs_are_not_given_to_the_network() -> None:
 def test_fit_takes_sequences_with_labels() -> None:
     pytest.importorskip("accelerate")
     ids = (torch.arange(40)[:, None] + torch.arange(10)) % 10 + 1
-    rows = [{"input_ids": row, "attention_mask": torch.ones_like(row), "labels": row.clone()} for row in ids]
+    rows: Any = [{"input_ids": row, "attention_mask": torch.ones_like(row), "labels": row.clone()} for row in ids]
     bnn = lb.fit(gpt2(), lb.MeanField(), rows, epochs=20, batch_size=12, lr=0.05, temperature=0.1, progress=False)
     assert isinstance(bnn.likelihood, lb.CausalLM)
     assert lb.evaluate(bnn, [({"input_ids": ids}, ids)])["nll"] < 2.5  # log 50 is 3.9
