@@ -2,7 +2,7 @@
 
 import functools
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, Literal
 
 import torch
@@ -41,7 +41,7 @@ def elbo_loss(
 
     Args:
         model: A `BayesianModel`, or DistributedDataParallel or torch.compile around one.
-        x: A batch of inputs: a tensor, or a tuple or dict of tensors.
+        x: A batch of inputs: a tensor, or a tuple or dict of tensors. An entry "labels" that is `y` itself is left out.
         y: The labels.
         num_data: The number of training examples, by which the KL is divided. A KL that is a mean, as
             `lb.PBN(kl="mean")` has it, is not divided: the temperature is then its weight relative to the mean NLL.
@@ -69,6 +69,8 @@ def elbo_loss(
     bnn = unwrap(model)
     used = bnn.likelihood if likelihood is None else _checked_likelihood(bnn, likelihood)
     _check_arguments(bnn, x, y, num_data, temperature, samples, over)
+    if isinstance(x, Mapping) and x.get("labels") is y:  # a network of transformers would compute a loss of its own
+        x = {name: value for name, value in x.items() if name != "labels"}
     members = bnn.separate_members
     by_optimizer = bnn.method.engine == "ivon"  # which the gradient of the KL is left to
     if torch.is_grad_enabled():

@@ -33,7 +33,7 @@ class _Loop:
             raise LeanBayesError(
                 f"{type(bnn.method).__name__} trains in {len(stages)} stages, which other loops lack: use lb.fit."
             )
-        self.training = Training(bnn, steps=1, num_data=num_data, temperature=temperature)
+        self.training = Training(bnn, steps=1, num_data=num_data, temperature=temperature, average=_average)
         self.labels_per_example, self.resumed = labels_per_example, False
 
     def start(self, lr: float, make: Callable[[list[dict[str, Any]]], torch.optim.Optimizer]) -> torch.optim.Optimizer:
@@ -71,6 +71,15 @@ class _Loop:
         prediction, scores = bnn.predict(x, samples), Scores(ignored(bnn), details=False)
         scores.update(prediction, y)
         return prediction, y, scores.compute()
+
+
+def _average(tensor: Tensor) -> Tensor:
+    """Return the mean of a tensor over all processes, so that a method decides the same in each."""
+    if not torch.distributed.is_available() or not torch.distributed.is_initialized():
+        return tensor
+    tensor = tensor.clone()
+    torch.distributed.all_reduce(tensor)
+    return tensor / torch.distributed.get_world_size()
 
 
 class TrainerMixin:
