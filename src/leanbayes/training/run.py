@@ -29,7 +29,7 @@ from leanbayes.errors import FileFormatError, LeanBayesError
 from leanbayes.evaluation import evaluate
 from leanbayes.likelihoods import Likelihood
 from leanbayes.model.bayesian import BayesianModel
-from leanbayes.model.conversion import bayesianize
+from leanbayes.model.conversion import bayesianize, default_likelihood
 from leanbayes.model.method import Method, Training
 from leanbayes.training.checkpoints import Checkpoints, TrainingState
 from leanbayes.training.identity import check_same_run, identity
@@ -78,7 +78,10 @@ class Run:
         if recipe.channels_last:
             model = copy.deepcopy(model).to(memory_format=torch.channels_last)  # type: ignore[call-overload]
         self._network, self._method, self._data, self._recipe = model, method, data, recipe
-        self._accelerator, self._likelihood, self._select = accelerator, likelihood or data.likelihood(), select
+        if likelihood is None:
+            regression = data.task == "regression"
+            likelihood = data.likelihood() if regression else default_likelihood(model, data.ignore_index)
+        self._accelerator, self._likelihood, self._select = accelerator, likelihood, select
         self._folder = folder
         self._problem = ""  # what is wrong with the model file of the finished run
         self._checkpoints = None if folder is None else Checkpoints(folder / CHECKPOINTS, recipe.keep)

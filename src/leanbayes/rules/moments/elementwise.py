@@ -41,7 +41,7 @@ def _propagate(
     x: Moments, function: Function, slope: Function, exact: Callable[..., Exact] | None, settings: dict[str, Any]
 ) -> Moments:
     m = x.loc.to(variance_dtype(x.loc.dtype))
-    if exact is None or x.within.activations == "taylor":
+    if exact is None or x.within.activations != "exact":
         return x.follow(function(x.loc, **settings), slope(m, **settings))
     if torch.compiler.is_compiling() or noise.in_transform():
         moments = exact(m, shrunk(x.variance), **settings)

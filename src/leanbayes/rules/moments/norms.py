@@ -158,6 +158,9 @@ def _normalized(
             total = total + lengths.mean(dims, keepdim=True)
     scale = total.rsqrt()
     loc = center * scale
+    if x.within.activations == "paper":  # equation 14: (γ/s)² v
+        paper = x.like_total(loc, v * scale.square(), None if common is None else common * scale)
+        return paper, torch.zeros_like(loc)
     square = loc.square()
     # Sums are factors of 1, x̂ and x̂².
     tilted = torch.sub((square * v).sum(dims, keepdim=True) / size**2, v, alpha=2 / size)
@@ -221,7 +224,7 @@ def _finished(
     excess = excess.reshape(x.shape)
     if weight is not None:
         excess = excess * loc_of(weight)
-    loc = plain if x.within.activations == "taylor" else (plain + excess).to(plain.dtype)
+    loc = plain if x.within.activations != "exact" else (plain + excess).to(plain.dtype)
     return _affine(normalized.reshaped(normalized.loc.reshape(x.shape)), loc, weight, bias)
 
 
