@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 import leanbayes as lb
 from leanbayes.model.method import Method
+from leanbayes.posteriors import FullPosterior
 from leanbayes.rules import RULES, get_rule
 
 NETWORKS = {**CASES, LENET.name: LENET}
@@ -34,6 +35,7 @@ class Row:
         networks: Networks to test.
         training_unsupported: Networks with an operation that the rule refuses in training mode only.
         trains: Whether networks can be trained by the rule.
+        prepare: Fits a new model to a batch, for methods that start from a trained network.
     """
 
     method: Method
@@ -44,6 +46,16 @@ class Row:
     networks: tuple[str, ...] = SOME
     training_unsupported: tuple[str, ...] = ()
     trains: bool = True
+    prepare: Callable[[lb.BayesianModel, Tensor, Tensor], None] | None = None
+
+    def made(self, network: nn.Module, x: Any, quiet: bool = False) -> lb.BayesianModel:
+        """Return a Bayesian model of a network, fitted to its own labels of a batch if the method needs data."""
+        bnn = lb.bayesianize(network, self.quiet if quiet else self.method)
+        if self.prepare is not None:
+            with torch.no_grad():
+                y = network(x).argmax(1)
+            self.prepare(bnn, x, y)
+        return bnn
 
 
 # MeanField and VDP cover the graph of each rule; other posteriors and priors add the same operations to all of them.
@@ -112,6 +124,17 @@ def shared(rule: str, unsupported: tuple[str, ...] = (), **settings: Any) -> Row
     return Row(lb.WeightSharing(**settings, rule=rule), quiet, rule, unsupported, SMALL)
 
 
+def laplace(rule: str, unsupported: tuple[str, ...] = (), **settings: Any) -> Row:
+    """A posterior that is fitted to a batch."""
+
+    def prepare(bnn: lb.BayesianModel, x: Tensor, y: Tensor) -> None:
+        bnn.method.choose(bnn, [(x, y)])
+
+    made = functools.partial(lb.Laplace, rule=rule, probes=8, **settings)
+    quiet = made(prior=lb.Normal(1e-7))
+    return Row(made(prior=lb.Normal(0.05)), quiet, rule, unsupported, SMALL, prepare=prepare)
+
+
 ROWS: dict[str, Row] = {
     "MeanField sample": mean_field("sample"),
     "MeanField flipout": mean_field("flipout", ("lstm",)),
@@ -137,6 +160,9 @@ ROWS: dict[str, Row] = {
     "WeightSharing local, blends": shared("local", ("lstm",), border=2.0, threshold=0.4),
     "WeightSharing moments": shared("moments", bit_price=0.1),
     "WeightSharing, hierarchical": shared("sample", sampling="hierarchical", scope="layer", border=2.0),
+    "Laplace sample": laplace("sample"),
+    "Laplace local, subnetwork": laplace("local", ("lstm",), rate=0.5),
+    "Laplace full": laplace("sample", rate=0.02, covariance="full", subnetwork="magnitude"),
     "RigL": Row(lb.RigL(0.4), lb.RigL(1.0), "mean"),
     "Deterministic": Row(lb.Deterministic(), lb.Deterministic(), "mean"),
     "Ensemble": Row(lb.Ensemble(2), lb.Ensemble(1), "sample"),
@@ -178,7 +204,7 @@ def _built(row: Row, network: str, dtype: torch.dtype) -> tuple[lb.BayesianModel
     net = case.build().to(dtype)
     x = case.example()
     x = x.to(dtype) if x.is_floating_point() else x
-    return lb.bayesianize(net, row.method), x, net(x).detach().argmax(1)
+    return row.made(net, x), x, net(x).detach().argmax(1)
 
 
 def pairs(more: Iterable[str] = ()) -> list[tuple[str, str]]:
@@ -196,7 +222,7 @@ def test_every_rule_has_a_row() -> None:
     own = {name for name, rule in RULES.items() if type(rule).__module__.startswith("leanbayes.")}  # not those of tests
     assert {row.rule for row in ROWS.values()} == own
     for name, row in ROWS.items():
-        bnn = lb.bayesianize(CASES["mlp"].build(), row.method)
+        bnn = row.made(CASES["mlp"].build(), CASES["mlp"].example())
         assert bnn.rule == row.rule, name
 
 
@@ -205,7 +231,7 @@ def test_pretrained_outputs_are_kept_without_noise(row: Row, network: str) -> No
     case = NETWORKS[network]
     net, x = case.build().double().eval(), case.example()
     x = x.double() if x.is_floating_point() else x
-    bnn = lb.bayesianize(net, row.quiet)
+    bnn = row.made(net, x, quiet=True)
     assert not bnn.training
     if supported(row, network, lambda: bnn(x)):
         torch.testing.assert_close(mean_of(bnn(x)), net(x), rtol=1e-4, atol=1e-4)
@@ -218,6 +244,7 @@ def test_kl_is_that_of_torch_distributions(row: Row, network: str) -> None:
     if not random.any():
         assert bnn.kl() == 0
         return
+    q: torch.distributions.Distribution
     q = torch.distributions.Normal(bnn.posterior.mean()[random], bnn.posterior.variance()[random].sqrt())
     if bnn.kl_kind == "monte-carlo":  # then it is the log ratio at one sample
         with bnn.frozen(0):
@@ -229,7 +256,10 @@ def test_kl_is_that_of_torch_distributions(row: Row, network: str) -> None:
         return
     terms = bnn.posterior.prior.normal_terms()  # type: ignore[union-attr, operator]
     loc, scale = (torch.as_tensor(0.0 if t is None else t).expand(random.shape)[random] for t in terms)
-    p = torch.distributions.Normal(loc, scale)
+    p: torch.distributions.Distribution = torch.distributions.Normal(loc, scale)
+    if isinstance(bnn.posterior, FullPosterior):
+        q = torch.distributions.MultivariateNormal(bnn.posterior.mean()[random], scale_tril=bnn.posterior.root)
+        p = torch.distributions.MultivariateNormal(torch.zeros_like(q.mean), torch.diag(scale.to(q.mean) ** 2))
     torch.testing.assert_close(bnn.kl(), torch.distributions.kl_divergence(q, p).sum())
 
 

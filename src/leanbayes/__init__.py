@@ -32,7 +32,19 @@ from leanbayes.likelihoods import (
     Prediction,
     RegressionPrediction,
 )
-from leanbayes.methods import PBN, SSVI, VDP, Deterministic, Ensemble, MCDropout, MeanField, RigL, WeightSharing
+from leanbayes.methods import (
+    PBN,
+    SSVI,
+    VDP,
+    Deterministic,
+    Ensemble,
+    Laplace,
+    MCDropout,
+    MeanField,
+    RigL,
+    WeightSharing,
+)
+from leanbayes.methods.baselines.laplace import choose_prior
 from leanbayes.methods.pbn.restriction import restrict
 from leanbayes.methods.pbn.sensitivity import Sensitivity, sensitivity
 from leanbayes.model.bayesian import BayesianModel
@@ -67,6 +79,7 @@ __all__ = [
     "FileFormatError",
     "Gaussian",
     "HeteroscedasticGaussian",
+    "Laplace",
     "LeanBayesError",
     "MCDropout",
     "MeanField",
@@ -91,6 +104,7 @@ __all__ = [
     "__version__",
     "bayesianize",
     "calibrate",
+    "choose_prior",
     "compress",
     "decide",
     "elbo_loss",

@@ -87,6 +87,13 @@ class Categorical(Likelihood[ClassPrediction]):
             margin_std = variance.gather(-1, two).sum(-1).sqrt()
         return ClassPrediction(1, None, probs.movedim(-1, self.class_dim), entropy, self.class_dim, margin_std)
 
+    def fisher_root(self, output: Tensor, y: Tensor, probe: Tensor) -> Tensor:
+        """Return L·probe with L = diag(√p) - p·√pᵀ, so that L·Lᵀ = diag(p) - p·pᵀ."""
+        probs = as_float(output).softmax(self.class_dim)
+        scaled = probs.sqrt() * probe
+        root = scaled - probs * scaled.sum(self.class_dim, keepdim=True)
+        return root * (y != self.ignore_index).unsqueeze(self.class_dim)
+
     def logits(self, values: Tensor) -> Tensor:
         """Move the classes to the last dimension."""
         values = values.movedim(self.class_dim, -1)

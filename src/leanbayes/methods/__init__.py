@@ -2,6 +2,7 @@
 
 from leanbayes.methods.baselines.deterministic import Deterministic
 from leanbayes.methods.baselines.ensemble import Ensemble
+from leanbayes.methods.baselines.laplace import Laplace
 from leanbayes.methods.baselines.mc_dropout import MCDropout
 from leanbayes.methods.baselines.rigl import RigL
 from leanbayes.methods.mean_field import MeanField
@@ -19,6 +20,7 @@ __all__ = [
     "VDP",
     "Deterministic",
     "Ensemble",
+    "Laplace",
     "MCDropout",
     "MeanField",
     "RigL",

@@ -96,7 +96,7 @@ def bayesianize(
         likelihood = likelihood or copy.deepcopy(model.likelihood)
         model = model.to_deterministic()
     if method.bayesian_weights:
-        layout, report = choose(model, select)
+        layout, report = choose(model, method.selected(model) if select is None else select)
     elif select is None:
         layout, report = Layout([]), report_deterministic(model, f"{type(method).__name__} keeps it")
     else:

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor, nn
 
 from leanbayes.core.config import configurable
-from leanbayes.core.layout import Layout
+from leanbayes.core.layout import Layout, Select
 from leanbayes.errors import LeanBayesError
 from leanbayes.likelihoods import Likelihood, NegativeLogLikelihood
 from leanbayes.posteriors import Posterior
@@ -35,7 +35,7 @@ class Stage:
 
     Attributes:
         method: The method that this part trains with.
-        share: Its share of the epochs.
+        share: Its share of the epochs. A stage with 0 takes no steps: only `start` is called.
         settings: Recipe settings that differ in this part.
 
     Example:
@@ -47,8 +47,8 @@ class Stage:
     settings: Mapping[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        if not 0 < self.share < math.inf:
-            raise LeanBayesError(f"share={self.share} must be a positive number.")
+        if not 0 <= self.share < math.inf:
+            raise LeanBayesError(f"share={self.share} must be a number of at least 0.")
 
 
 @dataclass
@@ -60,6 +60,7 @@ class Training:
         steps: The number of optimizer steps of this stage.
         num_data: The number of training examples.
         batches: Returns training batches (x, y) in a fixed order and not augmented, to choose or measure on.
+        held_out: Returns batches (x, y) that are not trained on, to choose settings by.
         optimizers: The optimizers of this stage.
         step: The number of optimizer steps taken in this stage.
         temperature: The weight of the KL in this step.
@@ -77,6 +78,7 @@ class Training:
     steps: int
     num_data: int
     batches: Callable[[], Iterable[Any]] = lambda: ()
+    held_out: Callable[[], Iterable[Any]] = lambda: ()
     optimizers: list[torch.optim.Optimizer] = field(default_factory=list)
     step: int = 0
     temperature: float = 1.0
@@ -96,6 +98,7 @@ class Method:
         engine: How means and stds are trained: "backprop" (gradients of the ELBO, with any optimizer) or "ivon" (the
             natural-gradient update, with `lb.IVON`).
         bayesian_weights: Whether weights move from the network into a posterior.
+        has_temperature: Whether its training weighs a KL by the temperature of the recipe.
 
     Example:
         >>> bnn = lb.bayesianize(network, lb.MeanField(init_std=0.02))
@@ -106,6 +109,11 @@ class Method:
     samples: int = 30
     engine: str = "backprop"
     bayesian_weights: bool = True
+    has_temperature: bool = True
+
+    def selected(self, network: nn.Module) -> Select:
+        """Return which parameters become Bayesian if the user does not say; None for the weights of layers."""
+        return None
 
     def wrap(self, network: nn.Module) -> nn.Module:
         """Change the copy of the user's network, if the method's randomness is not in the weights."""

@@ -1,15 +1,18 @@
 """How q(w) is stored. Each posterior is a module over the flat weight vector of a `Layout`."""
 
 from leanbayes.posteriors.base import DiagonalGaussian, Posterior
+from leanbayes.posteriors.full import FullPosterior
 from leanbayes.posteriors.mean_field import MeanFieldPosterior
 from leanbayes.posteriors.partial import PartialPosterior
 from leanbayes.posteriors.point import PointPosterior
 from leanbayes.posteriors.row import RowPosterior
 from leanbayes.posteriors.shared.shared import SharedPosterior
 from leanbayes.posteriors.subspace.subspace import SparsePointPosterior, SubspacePosterior
+from leanbayes.posteriors.unfitted import UnfittedPosterior
 
 __all__ = [
     "DiagonalGaussian",
+    "FullPosterior",
     "MeanFieldPosterior",
     "PartialPosterior",
     "PointPosterior",
@@ -18,4 +21,5 @@ __all__ = [
     "SharedPosterior",
     "SparsePointPosterior",
     "SubspacePosterior",
+    "UnfittedPosterior",
 ]
