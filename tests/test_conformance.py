@@ -124,15 +124,15 @@ def shared(rule: str, unsupported: tuple[str, ...] = (), **settings: Any) -> Row
     return Row(lb.WeightSharing(**settings, rule=rule), quiet, rule, unsupported, SMALL)
 
 
+def fit_to_batch(bnn: lb.BayesianModel, x: Tensor, y: Tensor) -> None:
+    """Fit the posterior of a method that starts from a trained network."""
+    bnn.method.choose(bnn, [(x, y)])
+
+
 def laplace(rule: str, unsupported: tuple[str, ...] = (), **settings: Any) -> Row:
-    """A posterior that is fitted to a batch."""
-
-    def prepare(bnn: lb.BayesianModel, x: Tensor, y: Tensor) -> None:
-        bnn.method.choose(bnn, [(x, y)])
-
     made = functools.partial(lb.Laplace, rule=rule, probes=8, **settings)
     quiet = made(prior=lb.Normal(1e-7))
-    return Row(made(prior=lb.Normal(0.05)), quiet, rule, unsupported, SMALL, prepare=prepare)
+    return Row(made(prior=lb.Normal(0.05)), quiet, rule, unsupported, SMALL, prepare=fit_to_batch)
 
 
 ROWS: dict[str, Row] = {
@@ -163,6 +163,7 @@ ROWS: dict[str, Row] = {
     "Laplace sample": laplace("sample"),
     "Laplace local, subnetwork": laplace("local", ("lstm",), rate=0.5),
     "Laplace full": laplace("sample", rate=0.02, covariance="full", subnetwork="magnitude"),
+    "StdSearch": Row(lb.StdSearch(), lb.StdSearch(max_std=1e-7), "sample", compiled=SMALL, prepare=fit_to_batch),
     "RigL": Row(lb.RigL(0.4), lb.RigL(1.0), "mean"),
     "Deterministic": Row(lb.Deterministic(), lb.Deterministic(), "mean"),
     "Ensemble": Row(lb.Ensemble(2), lb.Ensemble(1), "sample"),

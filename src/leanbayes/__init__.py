@@ -42,6 +42,7 @@ from leanbayes.methods import (
     MCDropout,
     MeanField,
     RigL,
+    StdSearch,
     WeightSharing,
 )
 from leanbayes.methods.baselines.laplace import choose_prior
@@ -98,6 +99,7 @@ __all__ = [
     "ScaleMixture",
     "Sensitivity",
     "Stage",
+    "StdSearch",
     "Training",
     "UnsupportedOperation",
     "WeightSharing",

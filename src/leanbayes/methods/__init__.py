@@ -5,6 +5,7 @@ from leanbayes.methods.baselines.ensemble import Ensemble
 from leanbayes.methods.baselines.laplace import Laplace
 from leanbayes.methods.baselines.mc_dropout import MCDropout
 from leanbayes.methods.baselines.rigl import RigL
+from leanbayes.methods.baselines.std_search import StdSearch
 from leanbayes.methods.mean_field import MeanField
 from leanbayes.methods.pbn.pbn import PBN
 from leanbayes.methods.registry import describe_method, get_method, parse_method
@@ -24,6 +25,7 @@ __all__ = [
     "MCDropout",
     "MeanField",
     "RigL",
+    "StdSearch",
     "WeightSharing",
     "describe_method",
     "get_method",

@@ -17,15 +17,15 @@ from leanbayes.core.config import check_choices
 from leanbayes.core.last_layer import last_layer
 from leanbayes.core.layout import Layout, Select
 from leanbayes.errors import LeanBayesError
-from leanbayes.methods.baselines.deterministic import Deterministic
+from leanbayes.methods.baselines.after_training import AfterTraining
 from leanbayes.methods.gaussian_settings import check_gaussian_settings
 from leanbayes.methods.pbn.estimators import scores_of
 from leanbayes.methods.pbn.selection import check_rate, top
 from leanbayes.model.bayesian import BayesianModel
 from leanbayes.model.curvature import estimated_diagonal, exact_diagonal, full_matrix
-from leanbayes.model.method import Method, Stage, Training, register_method
+from leanbayes.model.method import Training, register_method
 from leanbayes.model.validation_nll import validation_nll
-from leanbayes.posteriors import FullPosterior, MeanFieldPosterior, PartialPosterior, Posterior, UnfittedPosterior
+from leanbayes.posteriors import FullPosterior, MeanFieldPosterior, PartialPosterior, Posterior
 from leanbayes.priors import BoundPrior, Normal, Prior
 
 Over = Literal["all", "last-layer"]
@@ -42,7 +42,7 @@ _HELD_OUT_SAMPLES = 10
 
 @register_method("laplace", prior_from="held-out")
 @dataclass(frozen=True)
-class Laplace(Method):
+class Laplace(AfterTraining):
     """Laplace approximation: a Gaussian around the weights of a trained network.
 
     Its precision is the curvature of the loss (the diagonal of the Gauss-Newton matrix, in the memory of the weights)
@@ -90,7 +90,6 @@ class Laplace(Method):
     rule: str = "sample"
     samples: int = 30
     seed: int = 0
-    has_temperature = False  # that of the recipe weighs a KL, and none is trained
 
     def __post_init__(self) -> None:
         check_rate(self.rate)
@@ -115,10 +114,6 @@ class Laplace(Method):
         """Return the last layer, if only that is Bayesian."""
         return last_layer(network) if self.over == "last-layer" else None
 
-    def posterior(self, layout: Layout, mean: Tensor, variance: Tensor | None) -> Posterior:
-        """Keep the weights until the curvature is known."""
-        return UnfittedPosterior(layout, mean)
-
     def empty_posterior(self, layout: Layout, mean: Tensor) -> Posterior:
         """Make the posterior that a file fills."""
         prior = self.prior.bind(layout, mean)
@@ -138,10 +133,6 @@ class Laplace(Method):
         self._fit(bnn, Training(bnn, 0, 0, lambda: batches))
 
     # -- training -----------------------------------------------------------------------------------------------------
-
-    def stages(self) -> tuple[Stage, ...]:
-        """Train the plain network, then fit the posterior without a step."""
-        return (Stage(Deterministic()), Stage(self, 0.0)) if self.pretrain else (Stage(self, 0.0),)
 
     def start(self, training: Training) -> None:
         """Fit the posterior to the training data, and choose the prior."""
