@@ -36,6 +36,7 @@ class Row:
         training_unsupported: Networks with an operation that the rule refuses in training mode only.
         trains: Whether networks can be trained by the rule.
         prepare: Fits a new model to a batch, for methods that start from a trained network.
+        prepare_quietly: The same with almost no noise, if the settings do not say how much there is.
     """
 
     method: Method
@@ -47,14 +48,16 @@ class Row:
     training_unsupported: tuple[str, ...] = ()
     trains: bool = True
     prepare: Callable[[lb.BayesianModel, Tensor, Tensor], None] | None = None
+    prepare_quietly: Callable[[lb.BayesianModel, Tensor, Tensor], None] | None = None
 
     def made(self, network: nn.Module, x: Any, quiet: bool = False) -> lb.BayesianModel:
         """Return a Bayesian model of a network, fitted to its own labels of a batch if the method needs data."""
         bnn = lb.bayesianize(network, self.quiet if quiet else self.method)
-        if self.prepare is not None:
+        prepare = (self.prepare_quietly if quiet else None) or self.prepare
+        if prepare is not None:
             with torch.no_grad():
                 y = network(x).argmax(1)
-            self.prepare(bnn, x, y)
+            prepare(bnn, x, y)
         return bnn
 
 
@@ -135,6 +138,24 @@ def laplace(rule: str, unsupported: tuple[str, ...] = (), **settings: Any) -> Ro
     return Row(made(prior=lb.Normal(0.05)), quiet, rule, unsupported, SMALL, prepare=fit_to_batch)
 
 
+def swag(**settings: Any) -> Row:
+    """Weights that are collected from a random walk, which makes its noise."""
+
+    def walk(size: float) -> Callable[[lb.BayesianModel, Tensor, Tensor], None]:
+        def prepare(bnn: lb.BayesianModel, x: Tensor, y: Tensor) -> None:
+            training = lb.Training(bnn, steps=4, num_data=1)
+            for training.step in range(4):
+                with torch.no_grad():
+                    noise = torch.randn(bnn.layout.numel, generator=torch.Generator().manual_seed(training.step))
+                    bnn.posterior.mean().add_(size * noise)
+                bnn.method.after_step(training)
+
+        return prepare
+
+    method = lb.SWAG(snapshots=4, **settings)
+    return Row(method, method, "sample", compiled=SMALL, prepare=walk(0.01), prepare_quietly=walk(1e-8))
+
+
 ROWS: dict[str, Row] = {
     "MeanField sample": mean_field("sample"),
     "MeanField flipout": mean_field("flipout", ("lstm",)),
@@ -164,6 +185,9 @@ ROWS: dict[str, Row] = {
     "Laplace local, subnetwork": laplace("local", ("lstm",), rate=0.5),
     "Laplace full": laplace("sample", rate=0.02, covariance="full", subnetwork="magnitude"),
     "StdSearch": Row(lb.StdSearch(), lb.StdSearch(max_std=1e-7), "sample", compiled=SMALL, prepare=fit_to_batch),
+    "SWAG": swag(),
+    "SWAG, variances only": swag(rank=0),
+    "SWA": Row(lb.SWA(), lb.SWA(), "mean", compiled=SMALL),
     "RigL": Row(lb.RigL(0.4), lb.RigL(1.0), "mean"),
     "Deterministic": Row(lb.Deterministic(), lb.Deterministic(), "mean"),
     "Ensemble": Row(lb.Ensemble(2), lb.Ensemble(1), "sample"),
@@ -242,7 +266,7 @@ def test_pretrained_outputs_are_kept_without_noise(row: Row, network: str) -> No
 def test_kl_is_that_of_torch_distributions(row: Row, network: str) -> None:
     bnn, _, _ = build(row, network, torch.float64)
     random = bnn.posterior.variance() > 0  # pruned weights have no KL
-    if not random.any():
+    if not random.any() or isinstance(bnn.method, lb.SWAG):  # which has no prior
         assert bnn.kl() == 0
         return
     q: torch.distributions.Distribution

@@ -35,6 +35,8 @@ from leanbayes.likelihoods import (
 from leanbayes.methods import (
     PBN,
     SSVI,
+    SWA,
+    SWAG,
     VDP,
     Deterministic,
     Ensemble,
@@ -68,6 +70,8 @@ __all__ = [
     "IVON",
     "PBN",
     "SSVI",
+    "SWA",
+    "SWAG",
     "VDP",
     "BayesianModel",
     "Bernoulli",

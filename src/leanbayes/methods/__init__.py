@@ -6,6 +6,8 @@ from leanbayes.methods.baselines.laplace import Laplace
 from leanbayes.methods.baselines.mc_dropout import MCDropout
 from leanbayes.methods.baselines.rigl import RigL
 from leanbayes.methods.baselines.std_search import StdSearch
+from leanbayes.methods.baselines.swa import SWA
+from leanbayes.methods.baselines.swag import SWAG
 from leanbayes.methods.mean_field import MeanField
 from leanbayes.methods.pbn.pbn import PBN
 from leanbayes.methods.registry import describe_method, get_method, parse_method
@@ -18,6 +20,8 @@ __all__ = [
     "METHODS",
     "PBN",
     "SSVI",
+    "SWA",
+    "SWAG",
     "VDP",
     "Deterministic",
     "Ensemble",

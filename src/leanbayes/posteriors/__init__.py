@@ -2,6 +2,7 @@
 
 from leanbayes.posteriors.base import DiagonalGaussian, Posterior
 from leanbayes.posteriors.full import FullPosterior
+from leanbayes.posteriors.low_rank import LowRankPosterior
 from leanbayes.posteriors.mean_field import MeanFieldPosterior
 from leanbayes.posteriors.partial import PartialPosterior
 from leanbayes.posteriors.point import PointPosterior
@@ -13,6 +14,7 @@ from leanbayes.posteriors.unfitted import UnfittedPosterior
 __all__ = [
     "DiagonalGaussian",
     "FullPosterior",
+    "LowRankPosterior",
     "MeanFieldPosterior",
     "PartialPosterior",
     "PointPosterior",
