@@ -1,15 +1,20 @@
 """Train one network by one engine, and score it on test images: one row of the engines' table.
 
 python experiments/engines.py ivon --data cifar10 --epochs 60 --seed 0 --out experiments/results/engines/FILE.json
+python experiments/engines.py sgd --save trained.safetensors --out experiments/results/baselines/FILE.json
+python experiments/engines.py laplace --start trained.safetensors --out experiments/results/baselines/FILE.json
 
 Rows: `sgd` (a plain network), `ivon` and `backprop` (mean-field by both engines), `ssvi-ivon`, `pbn-ivon`, and
-`ivon-opt`, the published optimizer in a plain loop. Every row is scored with the running statistics of BatchNorm that
+`ivon-opt`, the published optimizer in a plain loop. Baselines: `swa`, `swag`, `ensemble`, and after training `laplace`
+(a diagonal, by samples), `laplace-adjoint` (the same, linearized), `laplace-last` (the full covariance of the last
+layer) and `std-search`. With --start these only fit the posterior to the network of an `sgd` row. Every row is scored with the running statistics of BatchNorm that
 training leaves, and with statistics that are refreshed under the posterior; with and without a temperature that is
 fitted to held-out images. The file is written at the end of the training.
 """
 
 import argparse
 import math
+import tempfile
 import time
 from collections.abc import Callable, Iterable
 from itertools import islice
@@ -29,11 +34,23 @@ from leanbayes.training.record import machine, versions, write_json
 Outputs = tuple[Tensor, Tensor]  # probabilities and labels
 METHODS: dict[str, Callable[[argparse.Namespace], lb.Method]] = {
     "sgd": lambda args: lb.Deterministic(),
+    "ensemble": lambda args: lb.Ensemble(),
+    "swa": lambda args: lb.SWA(),
+    "swag": lambda args: lb.SWAG(),
+    "laplace": lambda args: lb.Laplace(prior_from="held-out", pretrain=args.start is None),
+    "laplace-adjoint": lambda args: lb.Laplace(prior_from="held-out", pretrain=args.start is None, rule="adjoint"),
+    "laplace-last": lambda args: lb.Laplace(
+        "last-layer", "full", prior_from="held-out", pretrain=args.start is None, seed=args.seed
+    ),
+    "std-search": lambda args: lb.StdSearch(pretrain=args.start is None),
     "ivon": lambda args: lb.MeanField(engine="ivon", prior=prior_of(args)),
     "backprop": lambda args: lb.MeanField(init_std=1e-3, relative=False),
     "ssvi-ivon": lambda args: lb.SSVI(args.density, engine="ivon", prior=prior_of(args)),
     "pbn-ivon": lambda args: lb.PBN(args.density, engine="ivon", prior=prior_of(args), pretrain=args.pretrain),
 }
+
+
+AFTER_TRAINING = ("laplace", "laplace-adjoint", "laplace-last", "std-search")
 
 
 def prior_of(args: argparse.Namespace) -> lb.Normal:
@@ -61,6 +78,8 @@ def options() -> argparse.Namespace:
     parser.add_argument("--precision", choices=("fp32", "bf16"), default="bf16")
     parser.add_argument("--compile", action="store_true")
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--start", type=Path, help="model file of an sgd row, for rows that start from it")
+    parser.add_argument("--save", type=Path, help="write the model to this file, before BatchNorm is refreshed")
     parser.add_argument("--root", type=Path, help="folder with the data sets")
     parser.add_argument("--device", choices=("cpu", "cuda"), help="default: a GPU if available")
     parser.add_argument("--out", type=Path, required=True, help="JSON file to write")
@@ -74,17 +93,29 @@ def main() -> None:
     data = load(args.data, args.root, validation_share=0.0001 if args.all_images else 0.1)
     args.num_data = len(data.train)  # type: ignore[arg-type]
     network = build(args.model, data.input_shape, data.outputs, seed=args.seed)
+    if args.start is not None:
+        if args.row not in AFTER_TRAINING:
+            raise SystemExit(f"--start is for {', '.join(AFTER_TRAINING)}: leave it out.")
+        network = lb.load(args.start, network).to_deterministic()
     started = time.monotonic()
     train = train_peer if args.row == "ivon-opt" else train_ours
     bnn, state = train(args, data, network, device)
     seconds = time.monotonic() - started
+    with tempfile.TemporaryDirectory() as folder:
+        path = args.save or Path(folder) / "model.safetensors"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        lb.save(bnn, path)
+        state["file_bytes"] = path.stat().st_size
     scores = {"running": score(args, bnn, data, device)}
     refresh(args, bnn, data, device)
     scores["refreshed"] = score(args, bnn, data, device)
     result = {
-        "command": command_of("engines", args, [args.row], hidden=("row", "num_data")),
+        "command": command_of("engines", args, [args.row], hidden=("row", "num_data", "start", "save")),
         "row": args.row,
-        "settings": {name: value for name, value in vars(args).items() if name not in ("out", "root", "device")},
+        "settings": {
+            name: value for name, value in vars(args).items() if name not in ("out", "root", "device", "start", "save")
+        }
+        | {"post_hoc": args.start is not None},
         "scores": scores,
         "costs": {"training_seconds": seconds, **state},
         "versions": versions(),
@@ -212,7 +243,7 @@ def predictions(
     for number, (x, y) in enumerate(batches):
         generator = torch.Generator().manual_seed(1000 * args.seed + number)
         with torch.autocast(device.type, torch.bfloat16, enabled=args.precision == "bf16"):
-            samples = args.samples if bnn.posterior.random_weights else 1
+            samples = bnn.members or (args.samples if bnn.posterior.random_weights else 1)
             probs.append(bnn.predict(x, samples, generator=generator).probs.double().cpu())
         labels.append(y.cpu())
     return torch.cat(probs).clamp_min(1e-12), torch.cat(labels)

@@ -24,7 +24,7 @@ FAR = [(1e3 * X, normals(64, 1))]
 BATCHES = [(X[:32], Y[:32]), (X[32:], Y[32:])]
 
 
-def expected_loss(bnn: lb.BayesianModel, samples: int = 400) -> float:
+def expected_loss(bnn: lb.BayesianModel, samples: int = 4000) -> float:
     """The loss by many samples of the weights."""
     generator = torch.Generator().manual_seed(9)
     with torch.no_grad():
@@ -98,7 +98,10 @@ def test_fit_uses_the_held_out_split() -> None:
         (lambda: lb.StdSearch(draws=0), "at least 1"),
         (lambda: lb.StdSearch(max_std=-1.0), "positive"),
         (lambda: lb.bayesianize(NETWORK, lb.StdSearch(), data=[]), "needs data"),
-        (lambda: lb.bayesianize(nn.Linear(3, 1), lb.StdSearch(), data=FAR, likelihood=lb.Gaussian(1e-9)), "increase it"),
+        (
+            lambda: lb.bayesianize(nn.Linear(3, 1), lb.StdSearch(), data=FAR, likelihood=lb.Gaussian(1e-9)),
+            "increase it",
+        ),
         (lambda: lb.bayesianize(NETWORK, lb.StdSearch()).predict(X), "not fitted yet"),
     ],
 )

@@ -165,4 +165,3 @@ def test_mistakes_get_one_sentence(name: str) -> None:
     call, words = MISTAKES[name]
     with pytest.raises(lb.LeanBayesError, match=words):
         call()
-

@@ -72,7 +72,9 @@ class SWAG(Method):
     def start(self, training: Training) -> None:
         """Check that there are enough steps."""
         if training.steps < 2:
-            raise LeanBayesError("SWAG collects the weights of at least two steps: train longer, or in smaller batches.")
+            raise LeanBayesError(
+                "SWAG collects the weights of at least two steps: train longer, or in smaller batches."
+            )
 
     def after_step(self, training: Training) -> None:
         """Collect the weights if they are due, and make the Gaussian after the last step."""
