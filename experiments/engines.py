@@ -5,11 +5,12 @@ python experiments/engines.py sgd --save trained.safetensors --out experiments/r
 python experiments/engines.py laplace --start trained.safetensors --out experiments/results/baselines/FILE.json
 
 Rows: `sgd` (a plain network), `ivon` and `backprop` (mean-field by both engines), `ssvi-ivon`, `pbn-ivon`, and
-`ivon-opt`, the published optimizer in a plain loop. Baselines: `swa`, `swag`, `ensemble`, and after training `laplace`
-(a diagonal, by samples), `laplace-adjoint` (the same, linearized), `laplace-last` (the full covariance of the last
-layer) and `std-search`. With --start these only fit the posterior to the network of an `sgd` row. Every row is scored with the running statistics of BatchNorm that
-training leaves, and with statistics that are refreshed under the posterior; with and without a temperature that is
-fitted to held-out images. The file is written at the end of the training.
+`ivon-opt`, the published optimizer in a plain loop. Baselines: `ensemble`, `swa`, `swag`, `csgmcmc`, `vbll`, and after
+training `laplace` (a diagonal, by samples), `laplace-adjoint` (the same, linearized), `laplace-last` (the full
+covariance of the last layer) and `std-search`. With --start these only fit the posterior to the network of an `sgd`
+row. Every row is scored with the running statistics of BatchNorm that training leaves, and with statistics that are
+refreshed under the posterior; with and without a temperature that is fitted to held-out images. The file is written at
+the end of the training.
 """
 
 import argparse
@@ -37,6 +38,8 @@ METHODS: dict[str, Callable[[argparse.Namespace], lb.Method]] = {
     "ensemble": lambda args: lb.Ensemble(),
     "swa": lambda args: lb.SWA(),
     "swag": lambda args: lb.SWAG(),
+    "csgmcmc": lambda args: lb.CyclicalSGMCMC(seed=args.seed),
+    "vbll": lambda args: lb.VBLL(),
     "laplace": lambda args: lb.Laplace(prior_from="held-out", pretrain=args.start is None),
     "laplace-adjoint": lambda args: lb.Laplace(prior_from="held-out", pretrain=args.start is None, rule="adjoint"),
     "laplace-last": lambda args: lb.Laplace(

@@ -33,6 +33,7 @@ class Row:
         unsupported: Networks with an operation that the rule refuses.
         compiled: Networks to compile.
         networks: Networks to test.
+        excluded: Networks that the method cannot be used for.
         training_unsupported: Networks with an operation that the rule refuses in training mode only.
         trains: Whether networks can be trained by the rule.
         prepare: Fits a new model to a batch, for methods that start from a trained network.
@@ -45,6 +46,7 @@ class Row:
     unsupported: tuple[str, ...] = ()
     compiled: tuple[str, ...] = ("cnn",)
     networks: tuple[str, ...] = SOME
+    excluded: tuple[str, ...] = ()
     training_unsupported: tuple[str, ...] = ()
     trains: bool = True
     prepare: Callable[[lb.BayesianModel, Tensor, Tensor], None] | None = None
@@ -156,6 +158,34 @@ def swag(**settings: Any) -> Row:
     return Row(method, method, "sample", compiled=SMALL, prepare=walk(0.01), prepare_quietly=walk(1e-8))
 
 
+def sgmcmc() -> Row:
+    """Two members that differ by noise."""
+
+    def walk(size: float) -> Callable[[lb.BayesianModel, Tensor, Tensor], None]:
+        def prepare(bnn: lb.BayesianModel, x: Tensor, y: Tensor) -> None:
+            for seed in range(2):
+                generator = torch.Generator().manual_seed(seed)
+                with torch.no_grad():
+                    for p in bnn.network.networks[-1].parameters():  # type: ignore[index, union-attr]
+                        p.add_(size * torch.randn(p.shape, generator=generator, dtype=p.dtype))
+                bnn.network.collect()  # type: ignore[operator]
+
+        return prepare
+
+    method = lb.CyclicalSGMCMC(cycles=1, per_cycle=2)
+    return Row(method, method, "sample", compiled=(), prepare=walk(0.01), prepare_quietly=walk(1e-8))
+
+
+def vbll() -> Row:
+    """Only for networks with a linear layer."""
+    quiet = lb.VBLL(init_std=1e-7, relative=False)
+    networks = tuple(name for name in SOME if name != "autoencoder")
+    return Row(lb.VBLL(), quiet, "moments", compiled=SMALL, networks=networks, excluded=WITHOUT_LINEAR)
+
+
+WITHOUT_LINEAR = tuple(
+    name for name, case in CASES.items() if not any(isinstance(m, nn.Linear) for m in case.build().modules())
+)
 ROWS: dict[str, Row] = {
     "MeanField sample": mean_field("sample"),
     "MeanField flipout": mean_field("flipout", ("lstm",)),
@@ -188,6 +218,8 @@ ROWS: dict[str, Row] = {
     "SWAG": swag(),
     "SWAG, variances only": swag(rank=0),
     "SWA": Row(lb.SWA(), lb.SWA(), "mean", compiled=SMALL),
+    "VBLL": vbll(),
+    "CyclicalSGMCMC": sgmcmc(),
     "RigL": Row(lb.RigL(0.4), lb.RigL(1.0), "mean"),
     "Deterministic": Row(lb.Deterministic(), lb.Deterministic(), "mean"),
     "Ensemble": Row(lb.Ensemble(2), lb.Ensemble(1), "sample"),
@@ -234,7 +266,12 @@ def _built(row: Row, network: str, dtype: torch.dtype) -> tuple[lb.BayesianModel
 
 def pairs(more: Iterable[str] = ()) -> list[tuple[str, str]]:
     """Return each row with each of its networks, and with some more networks."""
-    return [(name, network) for name, row in ROWS.items() for network in dict.fromkeys((*more, *row.networks))]
+    return [
+        (name, network)
+        for name, row in ROWS.items()
+        for network in dict.fromkeys((*more, *row.networks))
+        if network not in row.excluded
+    ]
 
 
 def cases(more: Iterable[str] = ()) -> pytest.MarkDecorator:

@@ -168,7 +168,7 @@ def test_the_last_layer_has_its_bias() -> None:
 @pytest.mark.parametrize("rule", ["local", "flipout", "moments", "adjoint"])
 def test_a_full_covariance_predicts_by_samples_only(rule: str) -> None:
     bnn = lb.bayesianize(NETWORK, lb.Laplace(over="last-layer", covariance="full"), data=TRAIN)
-    with pytest.raises(lb.LeanBayesError, match="correlated|independent"):
+    with pytest.raises(lb.LeanBayesError, match=r"correlated|independent"):
         bnn.predict(HELD_OUT[0][0], rule=rule)
 
 

@@ -83,7 +83,7 @@ def test_before_the_end_it_is_the_current_network() -> None:
 @pytest.mark.parametrize("rule", ["local", "flipout", "moments", "adjoint", "covariance"])
 def test_rules_that_read_variances_refuse_it(rule: str) -> None:
     bnn, _ = collected(lb.SWAG())
-    with pytest.raises(lb.LeanBayesError, match="correlated|independent"):
+    with pytest.raises(lb.LeanBayesError, match=r"correlated|independent"):
         bnn.predict(X, rule=rule)
 
 

@@ -68,6 +68,14 @@ class Categorical(Likelihood[ClassPrediction]):
         total = expected_cross_entropy(loc, variance, y.where(labeled, 0), labeled, key, samples)
         return NegativeLogLikelihood(total, self._observations(y))
 
+    def bounded_nll(self, output: Moments, y: Tensor) -> NegativeLogLikelihood:
+        """Return an upper bound of `expected_nll` without samples: log Σ_c exp(m_c + v_c/2) - m_y, by Jensen."""
+        loc, variance = (part.movedim(self.class_dim, -1) for part in mean_and_variance(output))
+        labeled = y != self.ignore_index
+        chosen = loc.gather(-1, y.where(labeled, 0).unsqueeze(-1)).squeeze(-1)
+        terms = (loc + 0.5 * variance).logsumexp(-1) - chosen
+        return NegativeLogLikelihood((terms * labeled).sum(), self._observations(y))
+
     def gaussian_nll(self, output: Moments, y: Tensor) -> NegativeLogLikelihood:
         """Score one-hot labels by the mean and variance of the probabilities."""
         probs = single(output).softmax(self.class_dim)

@@ -1,5 +1,6 @@
 """Methods: one file or folder per paper, with its settings and what it adds to a plain training loop."""
 
+from leanbayes.methods.baselines.cyclical_sgmcmc import CyclicalSGMCMC
 from leanbayes.methods.baselines.deterministic import Deterministic
 from leanbayes.methods.baselines.ensemble import Ensemble
 from leanbayes.methods.baselines.laplace import Laplace
@@ -8,6 +9,7 @@ from leanbayes.methods.baselines.rigl import RigL
 from leanbayes.methods.baselines.std_search import StdSearch
 from leanbayes.methods.baselines.swa import SWA
 from leanbayes.methods.baselines.swag import SWAG
+from leanbayes.methods.baselines.vbll import VBLL
 from leanbayes.methods.mean_field import MeanField
 from leanbayes.methods.pbn.pbn import PBN
 from leanbayes.methods.registry import describe_method, get_method, parse_method
@@ -22,7 +24,9 @@ __all__ = [
     "SSVI",
     "SWA",
     "SWAG",
+    "VBLL",
     "VDP",
+    "CyclicalSGMCMC",
     "Deterministic",
     "Ensemble",
     "Laplace",

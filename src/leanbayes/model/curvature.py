@@ -1,9 +1,9 @@
 """The curvature of the loss at given weights: the generalized Gauss-Newton matrix G = Σ_n J_nᵀ F_n J_n.
 
 J_n are the derivatives of the outputs of example n with respect to the weights, and F_n is the Fisher information of
-the likelihood with respect to these outputs. For classes, and for Gaussian targets, G is the Fisher information of the
-weights. With L_n L_nᵀ = F_n and random signs u_n, the gradient g of Σ_n (L_n u_n)·f_n(w) has E[g gᵀ] = G. So the squares
-of g estimate the diagonal, in the memory and time of a training step, for any network.
+the likelihood with respect to these outputs, so G is the Fisher information of the weights. With L_n L_nᵀ = F_n and
+random signs u_n, the gradient g of Σ_n (L_n u_n)·f_n(w) has E[g gᵀ] = G. So the squares of g estimate the diagonal, in
+the memory and time of a training step, for any network.
 """
 
 import warnings

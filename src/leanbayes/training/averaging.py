@@ -68,10 +68,7 @@ class MovingAverage:
             return
         if _version(self._bnn) != self._version:
             self._follow_exchange()
-        if isinstance(self._decay, str):
-            decay = step / (step + 1)
-        else:
-            decay = min(self._decay, (1 + step) / (10 + step))
+        decay = step / (step + 1) if isinstance(self._decay, str) else min(self._decay, (1 + step) / (10 + step))
         values = [tensor.to(mine.dtype) for tensor, mine in zip(self._tensors(), self._averages, strict=True)]
         torch._foreach_lerp_(self._averages, values, 1 - decay)
 

@@ -2,7 +2,8 @@
 
 Every weight gets the std f·s, where s is 1 or the std of the weights of its layer. The factor f is the largest one
 whose expected loss, E[-log p(y | x, w)] per observation, is at most a tolerance above the loss of the trained weights.
-All factors see the same noise, in pairs ±ε, so the loss is a smooth function of f, and bisection finds where it crosses the limit.
+All factors see the same noise, in pairs ±ε, so the loss is a smooth function of f, and bisection finds where it crosses
+the limit.
 """
 
 import math
