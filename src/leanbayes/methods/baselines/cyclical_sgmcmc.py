@@ -1,7 +1,7 @@
-"""Cyclical stochastic-gradient MCMC (Zhang et al. 2020): one chain that visits several modes, with snapshots as members.
+"""Cyclical stochastic-gradient MCMC (Zhang et al. 2020): one chain that visits several modes; snapshots are members.
 
-In each cycle the learning rate falls as a cosine. SGD explores in the first part of a cycle. In the rest, noise makes it
-SGHMC: with the rate l, the momentum β, N examples and the temperature T, the momentum gets the noise N(0, 2(1-β)lT/N).
+In each cycle the learning rate falls as a cosine. SGD explores in the first part of a cycle. In the rest, noise makes
+it SGHMC: with the rate l, momentum β, N examples and temperature T, the momentum gets the noise N(0, 2(1-β)lT/N).
 For small rates the weights then have the density exp(-N·loss/T), where the loss contains the weight decay as the prior.
 """
 
