@@ -1,16 +1,17 @@
 """Train one network by one engine, and score it on test images: one row of the engines' table.
 
 python experiments/engines.py ivon --data cifar10 --epochs 60 --seed 0 --out experiments/results/engines/FILE.json
-python experiments/engines.py sgd --save trained.safetensors --out experiments/results/baselines/FILE.json
+python experiments/engines.py sgd --save-model trained.safetensors --out experiments/results/baselines/FILE.json
 python experiments/engines.py laplace --start trained.safetensors --out experiments/results/baselines/FILE.json
 
 Rows: `sgd` (a plain network), `ivon` and `backprop` (mean-field by both engines), `ssvi-ivon`, `pbn-ivon`, and
-`ivon-opt`, the published optimizer in a plain loop. Baselines: `ensemble`, `swa`, `swag`, `csgmcmc`, `vbll`, and after
+`ivon-opt`, the published optimizer in a plain loop. The baselines of the papers have rows too: `ensemble`,
+`mc-dropout`, `batch-ensemble`, `rank-1`, `rank-1-cauchy`, `abnn`, `sngp`, `swa`, `swag`, `csgmcmc`, `vbll`, and after
 training `laplace` (a diagonal, by samples), `laplace-adjoint` (the same, linearized), `laplace-last` (the full
 covariance of the last layer) and `std-search`. With --start these only fit the posterior to the network of an `sgd`
-row. Every row is scored with the running statistics of BatchNorm that training leaves, and with statistics that are
-refreshed under the posterior; with and without a temperature that is fitted to held-out images. The file is written at
-the end of the training.
+row, which --save-model wrote. Every row is scored with the running statistics of BatchNorm that training leaves, and
+with statistics that are refreshed under the posterior; with and without a temperature that is fitted to held-out
+images. The file is written at the end of the training.
 """
 
 import argparse
@@ -24,6 +25,7 @@ from typing import Any
 
 import torch
 from arguments import command_of, run_script
+from safetensors.torch import save_file
 from torch import Tensor, nn
 
 import leanbayes as lb
@@ -35,7 +37,6 @@ from leanbayes.training.record import machine, versions, write_json
 Outputs = tuple[Tensor, Tensor]  # probabilities and labels
 METHODS: dict[str, Callable[[argparse.Namespace], lb.Method]] = {
     "sgd": lambda args: lb.Deterministic(),
-    "ensemble": lambda args: lb.Ensemble(),
     "swa": lambda args: lb.SWA(),
     "swag": lambda args: lb.SWAG(),
     "csgmcmc": lambda args: lb.CyclicalSGMCMC(seed=args.seed),
@@ -50,9 +51,14 @@ METHODS: dict[str, Callable[[argparse.Namespace], lb.Method]] = {
     "backprop": lambda args: lb.MeanField(init_std=1e-3, relative=False),
     "ssvi-ivon": lambda args: lb.SSVI(args.density, engine="ivon", prior=prior_of(args)),
     "pbn-ivon": lambda args: lb.PBN(args.density, engine="ivon", prior=prior_of(args), pretrain=args.pretrain),
+    "ensemble": lambda args: lb.Ensemble(args.members),
+    "mc-dropout": lambda args: lb.MCDropout(0.1),
+    "batch-ensemble": lambda args: lb.BatchEnsemble(args.members),
+    "rank-1": lambda args: lb.RankOne(args.members),
+    "rank-1-cauchy": lambda args: lb.RankOne(args.members, distribution="cauchy"),
+    "abnn": lambda args: lb.ABNN(pretrain=args.pretrain),
+    "sngp": lambda args: lb.SNGP(),
 }
-
-
 AFTER_TRAINING = ("laplace", "laplace-adjoint", "laplace-last", "std-search")
 
 
@@ -75,17 +81,19 @@ def options() -> argparse.Namespace:
     parser.add_argument("--hess-init", type=float, default=0.5)
     parser.add_argument("--temperature", type=float, default=1.0)
     parser.add_argument("--density", type=float, default=0.05, help="share of the Bayesian weights")
-    parser.add_argument("--pretrain", type=float, default=0.5, help="share of the epochs before PBN selects weights")
+    parser.add_argument("--pretrain", type=float, default=0.5, help="share of the epochs of the plain network first")
+    parser.add_argument("--members", type=int, default=4, help="number of members of an ensemble")
     parser.add_argument("--all-images", action="store_true", help="train on the held-out images too")
     parser.add_argument("--samples", type=int, default=30)
     parser.add_argument("--precision", choices=("fp32", "bf16"), default="bf16")
     parser.add_argument("--compile", action="store_true")
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--start", type=Path, help="model file of an sgd row, for rows that start from it")
-    parser.add_argument("--save", type=Path, help="write the model to this file, before BatchNorm is refreshed")
+    parser.add_argument("--start", type=Path, help="model file of an sgd row, for rows after training")
     parser.add_argument("--root", type=Path, help="folder with the data sets")
     parser.add_argument("--device", choices=("cpu", "cuda"), help="default: a GPU if available")
     parser.add_argument("--out", type=Path, required=True, help="JSON file to write")
+    parser.add_argument("--save-model", type=Path, help="also save the model to this file")
+    parser.add_argument("--save-probs", type=Path, help="also save the probabilities to this file, for ensembles.py")
     return parser.parse_args()
 
 
@@ -104,20 +112,19 @@ def main() -> None:
     train = train_peer if args.row == "ivon-opt" else train_ours
     bnn, state = train(args, data, network, device)
     seconds = time.monotonic() - started
+    scores = {"running": score(args, bnn, data, device)}
+    refresh(args, bnn, data, device)
+    scores["refreshed"] = score(args, bnn, data, device, args.save_probs)
     with tempfile.TemporaryDirectory() as folder:
-        path = args.save or Path(folder) / "model.safetensors"
+        path = args.save_model or Path(folder) / "model.safetensors"
         path.parent.mkdir(parents=True, exist_ok=True)
         lb.save(bnn, path)
         state["file_bytes"] = path.stat().st_size
-    scores = {"running": score(args, bnn, data, device)}
-    refresh(args, bnn, data, device)
-    scores["refreshed"] = score(args, bnn, data, device)
+    files = ("out", "root", "device", "start", "save_model", "save_probs")
     result = {
-        "command": command_of("engines", args, [args.row], hidden=("row", "num_data", "start", "save")),
+        "command": command_of("engines", args, [args.row], hidden=("row", "num_data", *files[3:])),
         "row": args.row,
-        "settings": {
-            name: value for name, value in vars(args).items() if name not in ("out", "root", "device", "start", "save")
-        }
+        "settings": {name: value for name, value in vars(args).items() if name not in files}
         | {"post_hoc": args.start is not None},
         "scores": scores,
         "costs": {"training_seconds": seconds, **state},
@@ -157,7 +164,8 @@ def train_ours(
     stds = bnn.posterior.variance().detach().sqrt() if len(bnn.layout) else torch.zeros(1)
     used = stds[stds > 0]
     sigma = {"mean": float(used.mean()), "min": float(used.min()), "max": float(used.max())} if len(used) else None
-    return bnn, {"bayesian_weights": bnn.posterior.random_weights, "sigma": sigma}
+    stored = sum(tensor.numel() for tensor in bnn.state_dict().values())
+    return bnn, {"bayesian_weights": bnn.posterior.random_weights, "sigma": sigma, "stored_numbers": stored}
 
 
 def train_peer(
@@ -220,7 +228,9 @@ def refresh(args: argparse.Namespace, bnn: lb.BayesianModel, data: Data, device:
 # -- scores -----------------------------------------------------------------------------------------------------------
 
 
-def score(args: argparse.Namespace, bnn: lb.BayesianModel, data: Data, device: torch.device) -> dict[str, Any]:
+def score(
+    args: argparse.Namespace, bnn: lb.BayesianModel, data: Data, device: torch.device, save_probs: Path | None = None
+) -> dict[str, Any]:
     """Score held-out and test images, and test images with a temperature that is fitted to the held-out ones."""
 
     def outputs(dataset: Any) -> Outputs:
@@ -228,6 +238,16 @@ def score(args: argparse.Namespace, bnn: lb.BayesianModel, data: Data, device: t
         return predictions(args, bnn, batches.epoch(), device)
 
     held_out, test = outputs(data.validation), outputs(data.test)
+    if save_probs:
+        save_file(
+            {
+                "held_out": held_out[0].float(),
+                "test": test[0].float(),
+                "held_out_labels": held_out[1],
+                "test_labels": test[1],
+            },
+            save_probs,
+        )
     temperature = fitted_temperature(*held_out)
     scaled = (test[0].log() / temperature).softmax(1), test[1]
     return {
@@ -246,7 +266,7 @@ def predictions(
     for number, (x, y) in enumerate(batches):
         generator = torch.Generator().manual_seed(1000 * args.seed + number)
         with torch.autocast(device.type, torch.bfloat16, enabled=args.precision == "bf16"):
-            samples = bnn.members or (args.samples if bnn.posterior.random_weights else 1)
+            samples = args.samples if bnn.members is None and bnn.method.rule != "mean" else None
             probs.append(bnn.predict(x, samples, generator=generator).probs.double().cpu())
         labels.append(y.cpu())
     return torch.cat(probs).clamp_min(1e-12), torch.cat(labels)

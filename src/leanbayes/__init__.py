@@ -10,6 +10,7 @@ from leanbayes.deploy.calibration import calibrate
 from leanbayes.deploy.compact.compact_file import CompactFile
 from leanbayes.deploy.compact.compress import compress
 from leanbayes.deploy.export import export_onnx, export_program
+from leanbayes.deploy.hub import from_pretrained, push_to_hub
 from leanbayes.deploy.loading import load
 from leanbayes.deploy.model_file import save
 from leanbayes.engines.ivon import IVON
@@ -26,25 +27,32 @@ from leanbayes.likelihoods import (
     Bernoulli,
     BinaryPrediction,
     Categorical,
+    CausalLM,
     ClassPrediction,
     Gaussian,
     HeteroscedasticGaussian,
     Prediction,
     RegressionPrediction,
+    SequencePrediction,
+    TokenPrediction,
 )
 from leanbayes.methods import (
+    ABNN,
     PBN,
+    SNGP,
     SSVI,
     SWA,
     SWAG,
     VBLL,
     VDP,
+    BatchEnsemble,
     CyclicalSGMCMC,
     Deterministic,
     Ensemble,
     Laplace,
     MCDropout,
     MeanField,
+    RankOne,
     RigL,
     StdSearch,
     WeightSharing,
@@ -54,6 +62,7 @@ from leanbayes.methods.pbn.restriction import restrict
 from leanbayes.methods.pbn.sensitivity import Sensitivity, sensitivity
 from leanbayes.model.bayesian import BayesianModel
 from leanbayes.model.conversion import bayesianize
+from leanbayes.model.generation import Generation, generate
 from leanbayes.model.method import Method, Stage, Training
 from leanbayes.model.objective import elbo_loss
 from leanbayes.posteriors import Posterior
@@ -69,17 +78,21 @@ if TYPE_CHECKING:
     from leanbayes.training.recipe import Recipe as Recipe
 
 __all__ = [
+    "ABNN",
     "IVON",
     "PBN",
+    "SNGP",
     "SSVI",
     "SWA",
     "SWAG",
     "VBLL",
     "VDP",
+    "BatchEnsemble",
     "BayesianModel",
     "Bernoulli",
     "BinaryPrediction",
     "Categorical",
+    "CausalLM",
     "ClassPrediction",
     "CompactFile",
     "CyclicalSGMCMC",
@@ -87,6 +100,7 @@ __all__ = [
     "Ensemble",
     "FileFormatError",
     "Gaussian",
+    "Generation",
     "HeteroscedasticGaussian",
     "Laplace",
     "LeanBayesError",
@@ -99,6 +113,7 @@ __all__ = [
     "NotFiniteError",
     "Posterior",
     "Prediction",
+    "RankOne",
     "Recipe",
     "RegressionPrediction",
     "RigL",
@@ -106,8 +121,10 @@ __all__ = [
     "RuleMismatchWarning",
     "ScaleMixture",
     "Sensitivity",
+    "SequencePrediction",
     "Stage",
     "StdSearch",
+    "TokenPrediction",
     "Training",
     "UnsupportedOperation",
     "WeightSharing",
@@ -122,9 +139,12 @@ __all__ = [
     "export_onnx",
     "export_program",
     "fit",
+    "from_pretrained",
+    "generate",
     "load",
     "moment_rule",
     "plot",
+    "push_to_hub",
     "restrict",
     "save",
     "sensitivity",

@@ -1,11 +1,15 @@
 """Methods: one file or folder per paper, with its settings and what it adds to a plain training loop."""
 
+from leanbayes.methods.baselines.abnn import ABNN
+from leanbayes.methods.baselines.batch_ensemble import BatchEnsemble
 from leanbayes.methods.baselines.cyclical_sgmcmc import CyclicalSGMCMC
 from leanbayes.methods.baselines.deterministic import Deterministic
 from leanbayes.methods.baselines.ensemble import Ensemble
 from leanbayes.methods.baselines.laplace import Laplace
 from leanbayes.methods.baselines.mc_dropout import MCDropout
+from leanbayes.methods.baselines.rank_one import RankOne
 from leanbayes.methods.baselines.rigl import RigL
+from leanbayes.methods.baselines.sngp import SNGP
 from leanbayes.methods.baselines.std_search import StdSearch
 from leanbayes.methods.baselines.swa import SWA
 from leanbayes.methods.baselines.swag import SWAG
@@ -19,19 +23,23 @@ from leanbayes.methods.weight_sharing.weight_sharing import WeightSharing
 from leanbayes.model.method import METHODS
 
 __all__ = [
+    "ABNN",
     "METHODS",
     "PBN",
+    "SNGP",
     "SSVI",
     "SWA",
     "SWAG",
     "VBLL",
     "VDP",
+    "BatchEnsemble",
     "CyclicalSGMCMC",
     "Deterministic",
     "Ensemble",
     "Laplace",
     "MCDropout",
     "MeanField",
+    "RankOne",
     "RigL",
     "StdSearch",
     "WeightSharing",

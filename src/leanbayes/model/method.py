@@ -99,6 +99,7 @@ class Method:
             natural-gradient update, with `lb.IVON`).
         bayesian_weights: Whether weights move from the network into a posterior.
         has_temperature: Whether its training weighs a KL by the temperature of the recipe.
+        chooses_parameters: Whether `selected`, and not the user, says which parameters are Bayesian. None is a weight.
 
     Example:
         >>> bnn = lb.bayesianize(network, lb.MeanField(init_std=0.02))
@@ -110,9 +111,19 @@ class Method:
     engine: str = "backprop"
     bayesian_weights: bool = True
     has_temperature: bool = True
+    chooses_parameters: bool = False
+
+    @property
+    def random_weights(self) -> bool:
+        """Whether weights of layers are Bayesian, and not only factors or norms that the method chooses."""
+        return self.bayesian_weights and not self.chooses_parameters
+
+    def prepare(self, network: nn.Module) -> nn.Module:
+        """Return a copy of the user's network with more parameters, if the method adds some that are Bayesian."""
+        return network
 
     def selected(self, network: nn.Module) -> Select:
-        """Return which parameters become Bayesian if the user does not say; None for the weights of layers."""
+        """Return which parameters are Bayesian if the user does not say so. None means the weights of layers."""
         return None
 
     def wrap(self, network: nn.Module) -> nn.Module:
