@@ -346,8 +346,8 @@ def test_kl_is_that_of_torch_distributions(row: Row, network: str) -> None:
         with bnn.frozen(0):
             weights = bnn.posterior.sample(bnn.next_draw().key)[random]
             mixture = torch.distributions.Categorical(torch.tensor([0.5, 0.5], dtype=torch.float64))
-            p = torch.distributions.Normal(torch.zeros(2), torch.tensor([0.5, 0.01], dtype=torch.float64))
-            prior = torch.distributions.MixtureSameFamily(mixture, p)
+            parts = torch.distributions.Normal(torch.zeros(2), torch.tensor([0.5, 0.01], dtype=torch.float64))
+            prior = torch.distributions.MixtureSameFamily(mixture, parts)
             torch.testing.assert_close(bnn.kl(), (q.log_prob(weights) - prior.log_prob(weights)).sum())
         return
     terms = bnn.posterior.prior.normal_terms()  # type: ignore[union-attr, operator]

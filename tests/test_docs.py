@@ -97,7 +97,7 @@ def test_the_page_on_methods_after_training_runs(
     monkeypatch.chdir(tmp_path)
     methods = []
     for block in python_blocks(ROOT / "docs" / "after_training.md"):
-        exec(block.replace("epochs=30", "epochs=10, progress=False"), names)
+        exec(block.replace("epochs=30", "epochs=30, progress=False"), names)
         methods.append(type(names["bnn"].method).__name__)
     assert methods == ["Laplace", "StdSearch", "SWAG", "CyclicalSGMCMC", "VBLL"]
 

@@ -36,7 +36,8 @@ def expected_loss(bnn: lb.BayesianModel, samples: int = 4000) -> float:
 @pytest.mark.parametrize("relative", [True, False])
 def test_linear_regression_has_a_closed_form(relative: bool) -> None:
     """With noise f·s on the weights, the expected loss rises by ½ f² Σ_i s_i² mean(x_i²) / noise²."""
-    network, x = seeded(lambda: nn.Linear(3, 1, bias=False))().double(), normals(5000, 3, seed=1).double()
+    network: Any = seeded(lambda: nn.Linear(3, 1, bias=False))().double()
+    x = normals(5000, 3, seed=1).double()
     y = network(x).detach() + 0.5 * normals(5000, 1, seed=2)
     method = lb.StdSearch(tolerance=0.02, relative=relative, draws=400)
     bnn = lb.bayesianize(network, method, data=[(x, y)], likelihood=lb.Gaussian(0.5))
@@ -53,8 +54,8 @@ def test_the_loss_is_within_the_tolerance_and_a_larger_std_is_not() -> None:
     assert expected_loss(found[0]) == pytest.approx(plain + 0.01, abs=0.004)
     assert expected_loss(found[1]) == pytest.approx(plain + 0.1, abs=0.03)
     assert (found[1].posterior.variance() > found[0].posterior.variance()).all()
-    larger = copy.deepcopy(found[0])
-    larger.posterior.rho.data = larger.posterior.rho.data + 0.5  # type: ignore[operator, union-attr]
+    larger: Any = copy.deepcopy(found[0])
+    larger.posterior.rho.data += 0.5
     assert expected_loss(larger) > plain + 0.012
 
 
@@ -72,7 +73,7 @@ def test_an_adapter_of_peft() -> None:
     base = copy.deepcopy(NETWORK)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
-        adapted: Any = peft.get_peft_model(base, peft.LoraConfig(r=2, target_modules=["0", "2"]))  # type: ignore[arg-type]
+        adapted: Any = peft.get_peft_model(base, peft.LoraConfig(r=2, target_modules=["0", "2"]))
         for name, parameter in adapted.named_parameters():
             if "lora_B" in name:
                 nn.init.normal_(parameter, std=0.3)

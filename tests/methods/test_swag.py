@@ -118,7 +118,7 @@ def test_a_stopped_run_collects_the_same_weights(tmp_path: Path) -> None:
         if step == 18:
             raise Stop
 
-    more = {"log_every": 1, "checkpoint_steps": 1}
+    more: Any = {"log_every": 1, "checkpoint_steps": 1}
     with pytest.raises(Stop):
         lb.fit(NETWORK(), method, DATA, out=tmp_path, on_log=stop, **more, **settings)
     resumed = lb.fit(NETWORK(), method, DATA, out=tmp_path, **more, **settings)

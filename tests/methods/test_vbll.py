@@ -24,7 +24,7 @@ def closed_form(bnn: lb.BayesianModel, network: nn.Sequential, x: Tensor) -> tup
 
 
 def test_the_loss_of_classes_is_the_bound_of_the_paper() -> None:
-    network = NETWORK().double().eval()  # type: ignore[attr-defined]
+    network = NETWORK().double().eval()
     bnn = lb.bayesianize(network, lb.VBLL(init_std=0.5))
     assert [slot.name for slot in bnn.layout] == ["2.weight", "2.bias"]
     x = X[:7].double()

@@ -60,7 +60,6 @@ class Training:
         steps: The number of optimizer steps of this stage.
         num_data: The number of training examples.
         batches: Returns training batches (x, y) in a fixed order and not augmented, to choose or measure on.
-        held_out: Returns batches (x, y) that are not trained on, to choose settings by.
         optimizers: The optimizers of this stage.
         step: The number of optimizer steps taken in this stage.
         temperature: The weight of the KL in this step.
@@ -68,6 +67,7 @@ class Training:
         average: Returns the mean of a tensor over all processes. A hook passes everything that it derives from data
             through it, so that all processes make the same decision.
         autocast: Returns the context in which the loss is computed, for passes of a hook's own.
+        held_out: Returns batches (x, y) that are not trained on, to choose settings by.
 
     Example:
         >>> training = lb.Training(bnn, steps=1000, num_data=len(train_set), batches=lambda: loader)
@@ -78,13 +78,13 @@ class Training:
     steps: int
     num_data: int
     batches: Callable[[], Iterable[Any]] = lambda: ()
-    held_out: Callable[[], Iterable[Any]] = lambda: ()
     optimizers: list[torch.optim.Optimizer] = field(default_factory=list)
     step: int = 0
     temperature: float = 1.0
     batch: tuple[Any, Tensor] | None = None
     average: Callable[[Tensor], Tensor] = lambda tensor: tensor
     autocast: Callable[[], AbstractContextManager[Any]] = nullcontext
+    held_out: Callable[[], Iterable[Any]] = lambda: ()
 
 
 class Method:

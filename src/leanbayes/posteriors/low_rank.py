@@ -102,7 +102,9 @@ class LowRankPosterior(Posterior):
     def from_file(self, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
         """Check the shapes."""
         size = self.layout.numel
-        for name, shapes in {"mu": [(size,)], "squares": [(size,)], "average": [(size,), (0,)], "count": [()]}.items():
+        known: dict[str, list[tuple[int, ...]]]
+        known = {"mu": [(size,)], "squares": [(size,)], "average": [(size,), (0,)], "count": [()]}
+        for name, shapes in known.items():
             if name in tensors and tuple(tensors[name].shape) not in shapes:
                 raise ValueError(f"{name} has the shape {tuple(tensors[name].shape)}")
         found = tensors.get("differences")

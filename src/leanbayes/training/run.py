@@ -283,7 +283,7 @@ class Run:
             plan.epochs * len(self._batches),
             self._batches.examples,
             self._plain_batches,
-            self._all_held_out,
+            held_out=self._all_held_out,
             average=self._average,
             autocast=self._accelerator.autocast,
         )

@@ -266,23 +266,23 @@ def choose_prior(bnn: BayesianModel, batches: Iterable[Any], *, samples: int | N
 
 def _by_precision(bnn: BayesianModel) -> Callable[[float], None]:
     """Return a function that sets the posterior to that of another prior precision."""
-    posterior, prior = bnn.posterior, bnn.posterior.prior  # type: ignore[union-attr]
-    before = _precision(prior, None).item()  # type: ignore[arg-type]
+    posterior: Any = bnn.posterior
+    prior: BoundPrior = posterior.prior
+    before = _precision(prior, None).item()
     if isinstance(posterior, FullPosterior):
         values, vectors = torch.linalg.eigh(torch.cholesky_inverse(posterior.root.double()))
         curvature = (values - before).clamp_min(0)
 
         def set_matrix(precision: float) -> None:
-            prior.set_scale(precision**-0.5)  # type: ignore[union-attr, operator]
+            prior.set_scale(precision**-0.5)
             posterior.root.copy_(torch.linalg.cholesky((vectors / (curvature + precision)) @ vectors.mT))
 
         return set_matrix
-    gaussian: Any = posterior
-    diagonal = (gaussian.std().double().square().reciprocal() - before).clamp_min(0)
+    diagonal = (posterior.std().double().square().reciprocal() - before).clamp_min(0)
 
     def set_stds(precision: float) -> None:
-        prior.set_scale(precision**-0.5)  # type: ignore[union-attr, operator]
+        prior.set_scale(precision**-0.5)
         std = (diagonal + precision).rsqrt()
-        gaussian.rho.copy_(torch.log(torch.expm1(std)))
+        posterior.rho.copy_(torch.log(torch.expm1(std)))
 
     return set_stds
