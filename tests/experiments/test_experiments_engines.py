@@ -63,8 +63,8 @@ def test_ensembles_of_plain_networks_are_scored(tmp_path: Path, monkeypatch: pyt
 
 
 def test_rows_start_from_a_trained_network(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    task = ("--data", "digits", "--model", "small-cnn", "--epochs", 2, "--batch-size", 128, "--samples", 2)
-    task = (*task, "--precision", "fp32", "--device", "cpu", "--out")
+    task: tuple[Any, ...] = ("--data", "digits", "--model", "small-cnn", "--epochs", 2, "--batch-size", 128)
+    task = (*task, "--samples", 2, "--precision", "fp32", "--device", "cpu", "--out")
     model = tmp_path / "trained.safetensors"
     run("engines.py", "sgd", "--save-model", model, *task, tmp_path / "sgd.json", patch=monkeypatch)
     plain = json.loads((tmp_path / "sgd.json").read_text())["scores"]["running"]["test"]

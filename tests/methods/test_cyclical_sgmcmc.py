@@ -83,7 +83,7 @@ def test_members_are_in_one_file_and_vote(tmp_path: Path) -> None:
     prediction = bnn.predict(X, keep_outputs=True)
     assert prediction.samples == 4
     assert prediction.outputs is not None
-    alone = torch.stack([network.eval()(X) for network in bnn.network.networks])  # type: ignore[union-attr, operator]
+    alone = torch.stack([network.eval()(X) for network in bnn.network.networks])  # type: ignore[union-attr]
     torch.testing.assert_close(prediction.outputs, alone.detach())
     torch.testing.assert_close(prediction.probs, alone.softmax(-1).mean(0).detach())
     assert len({tuple(one.flatten().tolist()) for one in alone}) == 4

@@ -22,7 +22,7 @@ def normals(*shape: int, seed: int = 0) -> Tensor:
     return torch.randn(shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
 
 
-def regression() -> tuple[nn.Module, Tensor, Tensor]:
+def regression() -> tuple[nn.Linear, Tensor, Tensor]:
     """A linear network at the maximum of the likelihood, with its data."""
     x = normals(40, 3)
     y = x @ torch.tensor([[1.0], [-0.5], [0.2]], dtype=torch.float64) + NOISE * normals(40, 1, seed=1)
@@ -226,6 +226,7 @@ def test_a_resumed_run_fits_the_posterior_again(tmp_path: Path) -> None:
 # -- mistakes ---------------------------------------------------------------------------------------------------------
 
 
+Y = torch.zeros(1).long()
 MISTAKES: dict[str, tuple[Callable[[], Any], str]] = {
     "rate": (lambda: lb.Laplace(rate=0.0), "above 0"),
     "probes": (lambda: lb.Laplace(probes=0), "at least 1"),
@@ -246,7 +247,6 @@ MISTAKES: dict[str, tuple[Callable[[], Any], str]] = {
     ),
     "no layer": (lambda: lb.bayesianize(nn.Conv2d(1, 1, 1), lb.Laplace(over="last-layer")), "no linear layer"),
 }  # fmt: skip
-Y = torch.zeros(1).long()
 
 
 @pytest.mark.parametrize("name", MISTAKES)

@@ -38,7 +38,7 @@ class LowRankPosterior(Posterior):
         self.mu = nn.Parameter(mean)
         self.register_buffer("average", torch.zeros_like(mean))
         self.register_buffer("squares", torch.zeros_like(mean))  # summed squares of the distances to the average
-        self.register_buffer("differences", mean.new_zeros(0, mean.numel()))
+        self.register_buffer("differences", mean.new_zeros(rank, mean.numel()))  # in any order
         self.register_buffer("count", torch.zeros((), dtype=torch.int64))
 
     @property
@@ -56,7 +56,8 @@ class LowRankPosterior(Posterior):
         self.average.add_(distance / self.count)
         left = self.mu - self.average
         self.squares.addcmul_(distance, left)  # Welford's update, which does not cancel as squares of weights do
-        self.differences = torch.cat([self.differences, left[None]])[-self._rank :] if self._rank else self.differences
+        if self._rank:
+            self.differences[(int(self.count) - 1) % self._rank] = left
 
     @torch.no_grad()
     def finish(self) -> None:
@@ -65,6 +66,7 @@ class LowRankPosterior(Posterior):
             raise LeanBayesError("SWAG needs the weights of at least two steps: train longer, or collect more often.")
         self.mu.copy_(self.average)
         self.squares /= self.count
+        self.differences = self.differences[: int(self.count)].clone()
         self.average = self.average[:0].clone()
 
     def mean(self) -> Tensor:

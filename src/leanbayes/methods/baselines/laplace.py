@@ -34,7 +34,7 @@ Estimate = Literal["probes", "exact"]
 PriorFrom = Literal["marginal-likelihood", "held-out"]
 Subnetwork = Literal["variance", "jacobian", "moment", "fisher", "paper", "magnitude", "random"]
 _MOST_FULL = 10_000  # weights with a full covariance: 800 MB in double precision
-_GRID = torch.logspace(-6, 10, 321, dtype=torch.float64)  # prior precisions, for the marginal likelihood
+_COARSE, _FINE = torch.linspace(-6, 10, 65), torch.linspace(-0.25, 0.25, 17)  # powers of ten of prior precisions
 _POWERS = [power / 2 for power in range(14, -5, -1)]  # of ten, of the prior precisions for held-out data
 _MUCH_WORSE = 1.0  # nats per label than the best precision, at which the search on held-out data ends
 _HELD_OUT_SAMPLES = 10
@@ -216,9 +216,11 @@ def _open_scale(prior: BoundPrior, curvature: Tensor, weights: Tensor, index: Te
     def evidence(precision: Tensor) -> Tensor:
         return -0.5 * (torch.log1p(curvature / precision).sum() + precision * distance)
 
-    grid = _GRID.to(curvature.device)
-    best = grid[torch.stack([evidence(one) for one in grid]).argmax()]
-    prior.set_scale(float(best.rsqrt()))
+    best = torch.zeros(())
+    for powers in (_COARSE, _FINE):
+        grid = 10 ** (best + powers).to(curvature.device, torch.float64)
+        best = best + powers[torch.stack([evidence(one) for one in grid]).argmax().cpu()]
+    prior.set_scale(10 ** (-0.5 * float(best)))
 
 
 @checked()
