@@ -4,8 +4,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import peft
 import pytest
 import torch
+import transformers
 from torch import Tensor, nn
 from torch.utils.data import TensorDataset
 
@@ -170,6 +172,34 @@ def test_a_full_covariance_predicts_by_samples_only(rule: str) -> None:
     bnn = lb.bayesianize(NETWORK, lb.Laplace(over="last-layer", covariance="full"), data=TRAIN)
     with pytest.raises(lb.LeanBayesError, match=r"correlated|independent"):
         bnn.predict(HELD_OUT[0][0], rule=rule)
+
+
+# -- language models --------------------------------------------------------------------------------------------------
+
+
+def test_an_adapter_of_a_language_model() -> None:
+    """The labels of a causal language model are shifted, and those at padding do not count."""
+    config = transformers.GPT2Config(n_embd=16, n_layer=1, n_head=2, n_positions=8, vocab_size=20)
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        base = transformers.GPT2LMHeadModel(config).eval()
+        adapted = peft.get_peft_model(base, peft.LoraConfig(r=2, target_modules=["c_attn"], fan_in_fan_out=True))
+    ids = torch.randint(3, 20, (4, 6), generator=torch.Generator().manual_seed(0))
+    labels = ids.clone()
+    labels[:, 4:] = -100
+    method = lb.Laplace(prior=lb.Normal(1.0), estimate="exact")
+    bnn = lb.bayesianize(adapted, method, data=[({"input_ids": ids}, labels)], select="lora_B")
+    assert isinstance(bnn.likelihood, lb.CausalLM)
+    assert all("lora_B" in slot.name for slot in bnn.layout)
+    assert bnn.posterior.variance().max() <= 1.0
+    assert bnn.posterior.variance().min() < 0.999
+    # Padding after the last label changes nothing, because attention is causal.
+    short = lb.bayesianize(adapted, method, data=[({"input_ids": ids[:, :4]}, ids[:, :4])], select="lora_B")
+    torch.testing.assert_close(bnn.posterior.variance(), short.posterior.variance(), rtol=1e-4, atol=1e-6)
+    estimated = lb.Laplace(prior=lb.Normal(1.0), probes=2000)
+    close = lb.bayesianize(adapted, estimated, data=[({"input_ids": ids}, labels)], select="lora_B")
+    torch.testing.assert_close(close.posterior.variance(), bnn.posterior.variance(), rtol=0.1, atol=1e-3)
+    assert bnn.predict({"input_ids": ids}, 3).probs.shape == (4, 6, 20)
 
 
 # -- training ---------------------------------------------------------------------------------------------------------

@@ -83,6 +83,7 @@ class Categorical(Likelihood[ClassPrediction]):
     def bounded_nll(self, output: Moments, y: Tensor) -> NegativeLogLikelihood:
         """Return an upper bound of `expected_nll` without samples: log Σ_c exp(m_c + v_c/2) - m_y, by Jensen."""
         loc, variance = (part.movedim(self.class_dim, -1) for part in mean_and_variance(output))
+        y = self.aligned(y)
         labeled = y != self.ignore_index
         chosen = loc.gather(-1, y.where(labeled, 0).unsqueeze(-1)).squeeze(-1)
         terms = (loc + 0.5 * variance).logsumexp(-1) - chosen
@@ -123,7 +124,7 @@ class Categorical(Likelihood[ClassPrediction]):
         probs = as_float(output).softmax(self.class_dim)
         scaled = probs.sqrt() * probe
         root = scaled - probs * scaled.sum(self.class_dim, keepdim=True)
-        return root * (y != self.ignore_index).unsqueeze(self.class_dim)
+        return root * (self.aligned(y) != self.ignore_index).unsqueeze(self.class_dim)
 
     def logits(self, values: Tensor) -> Tensor:
         """Move the classes to the last dimension."""
