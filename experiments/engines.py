@@ -39,7 +39,7 @@ METHODS: dict[str, Callable[[argparse.Namespace], lb.Method]] = {
     "sgd": lambda args: lb.Deterministic(),
     "swa": lambda args: lb.SWA(),
     "swag": lambda args: lb.SWAG(),
-    "csgmcmc": lambda args: lb.CyclicalSGMCMC(seed=args.seed),
+    "csgmcmc": lambda args: lb.CyclicalSGMCMC(),
     "vbll": lambda args: lb.VBLL(),
     "laplace": lambda args: lb.Laplace(prior_from="held-out", pretrain=args.start is None),
     "laplace-adjoint": lambda args: lb.Laplace(prior_from="held-out", pretrain=args.start is None, rule="adjoint"),

@@ -31,7 +31,7 @@ def test_the_weights_have_the_variance_of_a_gaussian_target(
     x, y = c * torch.eye(size), torch.zeros(size, 1)
     steps = 3000
     method = lb.CyclicalSGMCMC(cycles=1, per_cycle=1, exploration=0.0, temperature=temperature)
-    bnn = lb.bayesianize(network, method, likelihood=lb.Gaussian(1.0))
+    bnn = lb.bayesianize(network, method, likelihood=lb.Gaussian(1.0), seed=0)
     # The mean loss has the slope (c²/N)·w, so a rate of 0.1·N/c² takes tenths of it away per step without momentum.
     rate = 0.05 * (1 - momentum) * size / (c**2 + size * decay)
     parameters = [p for p in bnn.parameters() if p.requires_grad]
@@ -56,8 +56,8 @@ def test_the_weights_have_the_variance_of_a_gaussian_target(
 
 def test_noise_repeats_and_exploration_has_none() -> None:
     def weights(seed: int, exploration: float, steps: int) -> torch.Tensor:
-        method = lb.CyclicalSGMCMC(cycles=1, per_cycle=1, exploration=exploration, seed=seed)
-        bnn = lb.bayesianize(NETWORK(), method)
+        method = lb.CyclicalSGMCMC(cycles=1, per_cycle=1, exploration=exploration)
+        bnn = lb.bayesianize(NETWORK(), method, seed=seed)
         optimizer = torch.optim.SGD(bnn.parameters(), lr=0.1)
         training = lb.Training(bnn, 10, 96, optimizers=[optimizer])
         for training.step in range(steps):

@@ -33,6 +33,12 @@ def plan_stages(method: Method, recipe: Recipe) -> list[StagePlan]:
     for stage in stages:
         reached += stage.share
         ends.append(round(recipe.epochs * reached / total))
+    for number, stage in enumerate(stages):  # each that trains has an epoch, if there are enough
+        ends[number + 1] = max(ends[number + 1], ends[number] + (stage.share > 0))
+    left = recipe.epochs if any(stage.share for stage in stages) else 0
+    for number, stage in reversed([*enumerate(stages)]):
+        ends[number + 1] = min(ends[number + 1], left)
+        left = ends[number + 1] - (stage.share > 0)
     epochs = [end - start for start, end in pairwise(ends)]
     trained = [count for stage, count in zip(stages, epochs, strict=True) if stage.share]
     if min(trained, default=1) < 1:

@@ -18,6 +18,8 @@ from leanbayes.methods.baselines.ensemble import Members
 from leanbayes.model.draw import Draw
 from leanbayes.model.method import Method, Stage, Training, register_method
 
+_STREAM = 1 << 21  # the first stream of the noise of steps; those of layers and logits are below
+
 
 @register_method("csgmcmc")
 @dataclass(frozen=True)
@@ -35,7 +37,6 @@ class CyclicalSGMCMC(Method):
         exploration: share of a cycle without noise.
         temperature: variance of the noise, relative to that of the Bayesian posterior. 0 adds none (a snapshot
             ensemble).
-        seed: seed of the noise.
 
     Example:
         >>> bnn = lb.fit(network, lb.CyclicalSGMCMC(cycles=4, per_cycle=3), train_set, epochs=60, optimizer="sgd")
@@ -45,7 +46,6 @@ class CyclicalSGMCMC(Method):
     per_cycle: int = 3
     exploration: float = 0.8
     temperature: float = 1.0
-    seed: int = 0
     samples = 1  # of a chain that has not collected all members
     bayesian_weights = False
 
@@ -94,7 +94,8 @@ class CyclicalSGMCMC(Method):
     @torch.no_grad()
     def _add_noise(self, training: Training) -> None:
         """Do what noise in the gradient of the last step would have done."""
-        key, stream = noise.make_key(self.seed, training.step, training.model.device), 0
+        seed = training.model.noise.state[0]  # equal in all processes, which must take the same step
+        key, stream = torch.stack([seed, torch.full_like(seed, training.step)]), _STREAM
         found = [one for one in training.optimizers if isinstance(one, torch.optim.SGD)]
         if not found:
             raise LeanBayesError("CyclicalSGMCMC adds its noise to SGD: train with torch.optim.SGD.")
