@@ -7,6 +7,7 @@ Gradients are those of the expectation itself (Bonnet and Price), not of one sam
 so they are finite and correct at v = 0, and their noise does not grow as v shrinks.
 """
 
+import functools
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -130,6 +131,7 @@ def prediction_samples(loc: Tensor) -> int:
     return PREDICTION_SAMPLES if loc.dim() <= 2 else MAP_SAMPLES
 
 
+@functools.lru_cache(maxsize=16)
 def logit_noise(columns: int, samples: int = PREDICTION_SAMPLES) -> Tensor:
     """Return the fixed noise of the logits that every prediction uses: (samples, columns), in double precision.
 
@@ -141,11 +143,12 @@ def logit_noise(columns: int, samples: int = PREDICTION_SAMPLES) -> Tensor:
     if samples < 2 or samples % 2:
         raise LeanBayesError(f"samples={samples} must be even and at least 2: each sample comes with its negative.")
     generator = torch.Generator().manual_seed(0)
-    half = torch.randn(samples // 2, columns, generator=generator, dtype=torch.float64, device="cpu")
-    orthogonal, _ = torch.linalg.qr(half[:, : len(half)])
-    half = torch.cat([orthogonal, half[:, len(half) :]], 1)
-    half = half / half.square().mean(0).sqrt()
-    return torch.cat([half, -half])
+    with torch.inference_mode(False):  # the result is kept, and may be used for gradients later
+        half = torch.randn(samples // 2, columns, generator=generator, dtype=torch.float64, device="cpu")
+        orthogonal, _ = torch.linalg.qr(half[:, : len(half)])
+        half = torch.cat([orthogonal, half[:, len(half) :]], 1)
+        half = half / half.square().mean(0).sqrt()
+        return torch.cat([half, -half])
 
 
 def softmax_means(loc: Tensor, variance: Tensor, common: Tensor | None = None) -> tuple[Tensor, Tensor]:
