@@ -92,7 +92,7 @@ def labeled(bnn: BayesianModel, batches: Iterable[Any]) -> Iterator[tuple[Any, T
     """Yield batches (x, y) on the device of the model; raise an error for anything else."""
     for batch in batches:
         if not isinstance(batch, (tuple, list)) or len(batch) != 2 or not isinstance(batch[1], Tensor):
-            raise LeanBayesError("The curvature needs batches (x, y) of inputs and labels: pass such batches.")
+            raise LeanBayesError("A posterior is fitted to batches (x, y) of inputs and labels: pass such batches.")
         yield map_tensors(lambda tensor: tensor.to(bnn.device), batch[0]), batch[1].to(bnn.device)
 
 

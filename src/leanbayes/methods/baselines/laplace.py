@@ -22,7 +22,7 @@ from leanbayes.methods.gaussian_settings import check_gaussian_settings
 from leanbayes.methods.pbn.estimators import scores_of
 from leanbayes.methods.pbn.selection import check_rate, top
 from leanbayes.model.bayesian import BayesianModel
-from leanbayes.model.curvature import estimated_diagonal, exact_diagonal, full_matrix
+from leanbayes.model.curvature import estimated_diagonal, exact_diagonal, full_matrix, labeled
 from leanbayes.model.method import Training, register_method
 from leanbayes.model.validation_nll import validation_nll
 from leanbayes.posteriors import FullPosterior, MeanFieldPosterior, PartialPosterior, Posterior
@@ -161,7 +161,7 @@ class Laplace(AfterTraining):
                         f"smaller rate, select=, or covariance='diagonal' (it may have {_MOST_FULL:,} weights)."
                     )
                 matrix = training.average(full_matrix(bnn, weights, training.batches(), index).total)
-        prior = self.prior.bind(layout, weights)
+        prior = self.prior.bind(layout, weights).to(weights.device)
         if index is not None:
             prior.keep(index)
         mode = bnn.posterior.training
@@ -251,7 +251,7 @@ def choose_prior(bnn: BayesianModel, batches: Iterable[Any], *, samples: int | N
     prior: Any = getattr(bnn.posterior, "prior", None)
     if not isinstance(bnn.method, Laplace) or not isinstance(prior, BoundPrior) or not prior.is_open:
         raise LeanBayesError('choose_prior() needs a fitted model of lb.Laplace with the prior lb.Normal("auto").')
-    batches = list(batches)
+    batches = list(labeled(bnn, batches))
     stds_of = _by_precision(bnn)
     samples = _HELD_OUT_SAMPLES if samples is None and bnn.current_rule.random else samples
     best, lowest = math.nan, math.inf
