@@ -141,7 +141,7 @@ def fit(
 
     if changed.temperature != "auto":
         return train(changed.temperature, folder)[0]
-    if not method.bayesian_weights or method.rule == "mean":  # there is no KL
+    if not method.bayesian_weights or method.rule == "mean" or not method.has_temperature:  # there is no KL
         return train(1.0, folder)[0]
     chosen = None if folder is None or overwrite else chosen_temperature(folder)
     if chosen is not None:

@@ -44,6 +44,9 @@ class Recipe:
         scale_lr: learning rate of the stds of the posterior, and of the noise of the data if it is learned.
         hess_init: curvature that the engine ivon starts the stds from. None chooses it by the number of examples.
         warmup: share of the steps in which the learning rates rise from 0. Then they fall as a cosine.
+        lr_high: fraction of the learning rates at which a cosine starts.
+        lr_low: fraction of the learning rates at which a cosine ends. If equal to lr_high, the rates are constant.
+        cycles: number of cosines, one after the other.
         temperature: weight of the KL, or auto to train with 1, 0.1, 0.01 and 0.001 and keep the model with the best
             held-out likelihood, at four times the cost. 1 is the plain ELBO, which targets the Bayesian posterior.
             Under the engine backprop, networks with more weights than examples usually need a colder one, e.g. 0.01.
@@ -52,9 +55,9 @@ class Recipe:
         temperature_end: temperature of the last step, reached linearly after the warmup. None means that it stays.
         samples: Monte Carlo samples of the weights per training step.
         clip: largest norm of the gradient. A larger gradient is scaled down.
-        average: decay per step, e.g. 0.999, of an exponential moving average of all trainable parameters. Each stage
-            ends with the averaged model, which is also the one that is evaluated during training. None means no
-            average.
+        average: decay per step, e.g. 0.999, of an exponential moving average of all trainable parameters, or equal to
+            average all steps of a stage with equal weights (SWA). Each stage ends with the averaged model, which is
+            also the one that is evaluated during training. None means no average.
         precision: number format of the network's arithmetic. None means that of `accelerate launch`, or fp32.
         compile: run the loss through torch.compile and, on one GPU, the whole step as a CUDA graph. The first steps
             take a minute, the others are faster. What Python does in a step of the graph is done only once.
@@ -88,12 +91,15 @@ class Recipe:
     scale_lr: float = 1e-2
     hess_init: float | None = _setting(None, former_default=None)
     warmup: float = 0.05
+    lr_high: float = _setting(1.0, former_default=1.0)
+    lr_low: float = _setting(0.0, former_default=0.0)
+    cycles: int = _setting(1, former_default=1)
     temperature: float | Literal["auto"] = 1.0
     temperature_warmup: float = 0.5
     temperature_end: float | None = None
     samples: int = 1
     clip: float | None = None
-    average: float | None = _setting(None, former_default=None)
+    average: float | Literal["equal"] | None = _setting(None, former_default=None)
     # A resumed run compares the precision in use, which accelerate may choose.
     precision: Literal["fp32", "bf16", "fp16"] | None = _setting(None, whole_run=True, free_on_resume=True)
     compile: bool = False
@@ -110,18 +116,18 @@ class Recipe:
     seed: int = _setting(0, whole_run=True)
 
     def __post_init__(self) -> None:
-        for name in ("epochs", "batch_size", "accumulate", "samples", "keep", "log_every"):
+        for name in ("epochs", "batch_size", "accumulate", "cycles", "samples", "keep", "log_every"):
             self._check(name, 1, integer=True)
         for name in ("workers", "evaluate_every"):
             self._check(name, 0, integer=True)
         for name in ("scale_lr", "checkpoint_minutes", *(("temperature",) if self.temperature != "auto" else ())):
             self._check(name, 0)
-        for name in ("warmup", "temperature_warmup"):
+        for name in ("warmup", "lr_high", "lr_low", "temperature_warmup"):
             self._check(name, 0, 1)
         for name in ("lr", "weight_decay", "hess_init", "temperature_end", "clip", "checkpoint_steps"):
             if getattr(self, name) is not None:
                 self._check(name, 1 if name == "checkpoint_steps" else 0, integer=name == "checkpoint_steps")
-        if self.average is not None:
+        if self.average not in (None, "equal"):
             self._check("average", 0, 1)
         for name, choices in (
             ("augment", ("standard", "trivial", "none")),
@@ -146,7 +152,7 @@ class Recipe:
         return config.change(self, settings)
 
     def lr_factor(self, step: int, steps: int) -> float:
-        """Return the factor of the learning rates in a step: a linear rise, then a cosine to 0.
+        """Return the factor of the learning rates in a step: a linear rise to `lr_high`, then cosines to `lr_low`.
 
         Args:
             step: The number of the step, from 0.
@@ -154,8 +160,9 @@ class Recipe:
         """
         rise = self.warmup * steps
         if step + 1 < rise:
-            return (step + 1) / rise
-        return 0.5 * (1 + math.cos(math.pi * (step - rise) / max(steps - rise, 1))) if step > rise else 1.0
+            return self.lr_high * ((step + 1) / rise)
+        done = (step - rise) / max(steps - rise, 1) if step > rise else 0.0
+        return self.lr_low + (self.lr_high - self.lr_low) * 0.5 * (1 + math.cos(math.pi * (done * self.cycles % 1.0)))
 
     def temperature_at(self, step: int, steps: int) -> float:
         """Return the temperature in a step: a linear rise to `temperature`, then linear to `temperature_end`, if set.
@@ -215,12 +222,15 @@ class RecipeSettings(TypedDict, total=False):
     scale_lr: float
     hess_init: float | None
     warmup: float
+    lr_high: float
+    lr_low: float
+    cycles: int
     temperature: float | Literal["auto"]
     temperature_warmup: float
     temperature_end: float | None
     samples: int
     clip: float | None
-    average: float | None
+    average: float | Literal["equal"] | None
     precision: Literal["fp32", "bf16", "fp16"] | None
     compile: bool
     channels_last: bool

@@ -139,7 +139,7 @@ class Run:
             torch.cuda.reset_peak_memory_stats(self._accelerator.device)
         first = self._accelerator.is_main_process
         tensorboard = self._folder / TENSORBOARD if self._folder is not None and first else None
-        name, steps = type(self._method).__name__, self._recipe.epochs * len(self._batches)
+        name, steps = type(self._method).__name__, sum(plan.epochs for plan in self._plans) * len(self._batches)
         done = state["steps_done"] if state else 0
         with (
             Progress(name, steps, shown, tensorboard, done) as progress,
@@ -286,16 +286,22 @@ class Run:
             plan.epochs * len(self._batches),
             self._batches.examples,
             self._plain_batches,
+            held_out=self._all_held_out,
             average=self._average,
             autocast=self._accelerator.autocast,
         )
+        journal.stage(type(plan.method).__name__)
         if state is None:
+            if not training.steps:
+                journal.start()  # what follows is all that the stage does
             plan.method.start(training)
             bnn = training.model.to(self._accelerator.device).train()  # `start` may have replaced it
         else:
             training.step = state["step"]
+        if not training.steps:  # nor a checkpoint: a resumed run starts the stage again
+            journal.epoch_done(None)
+            return bnn
         training.optimizers = plan.recipe.optimizers(bnn, training.num_data, keep_std=state is not None)
-        journal.stage(type(plan.method).__name__)
         Loop(plan, training, self._batches, self._accelerator, journal, self._validate, stop, state).run()
         return bnn
 
@@ -344,6 +350,10 @@ class Run:
     def _plain_batches(self) -> Iterable[tuple[Any, Tensor]]:
         """Return training batches (x, y) without augmentation, the same in every process."""
         return self._in_batches(self._data.train, True, augment=False).epoch()
+
+    def _all_held_out(self) -> Iterable[tuple[Any, Tensor]]:
+        """Return the held-out batches (x, y), the same in every process."""
+        return self._in_batches(self._data.validation, False).epoch()
 
     def _average(self, tensor: Tensor) -> Tensor:
         """Return the mean of a tensor over all processes."""
