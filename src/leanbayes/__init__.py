@@ -47,6 +47,7 @@ if TYPE_CHECKING:
     from leanbayes.evaluation import decide as decide
     from leanbayes.evaluation import plot as plot
     from leanbayes.evaluation.scores import evaluate as evaluate
+    from leanbayes.model.fsdp import fully_shard as fully_shard
     from leanbayes.training import sklearn as sklearn
     from leanbayes.training.fit import fit as fit
     from leanbayes.training.recipe import Recipe as Recipe
@@ -98,6 +99,7 @@ __all__ = [
     "export_onnx",
     "export_program",
     "fit",
+    "fully_shard",
     "load",
     "moment_rule",
     "plot",
@@ -111,6 +113,7 @@ _LAZY = {
     "decide": "leanbayes.evaluation",
     "evaluate": "leanbayes.evaluation",
     "fit": "leanbayes.training",
+    "fully_shard": "leanbayes.model.fsdp",
     "plot": "leanbayes.evaluation",
     "sklearn": "leanbayes.training.sklearn",
 }

@@ -189,7 +189,7 @@ class BayesianModel(PosteriorNetwork, Generic[P]):
         network = copy.deepcopy(self.network)
         network = network.plain() if isinstance(network, StochasticNetwork) else network
         values = self.layout.split(self.posterior.mean())
-        for slot, value, dtype in zip(self.layout, values, self._dtypes(), strict=True):
+        for slot, value, dtype in zip(self.layout, values, self.slot_dtypes(), strict=True):
             parameter = nn.Parameter(value.to(dtype).clone())
             for module, attribute in places(network, slot.names):
                 setattr(module, attribute, parameter)
@@ -203,4 +203,4 @@ class BayesianModel(PosteriorNetwork, Generic[P]):
 
     def saved_layout(self) -> Layout:
         """Return the layout with the dtypes that the weights have now."""
-        return Layout([replace(slot, dtype=dtype) for slot, dtype in zip(self.layout, self._dtypes(), strict=True)])
+        return Layout([replace(slot, dtype=dtype) for slot, dtype in zip(self.layout, self.slot_dtypes(), strict=True)])
