@@ -50,7 +50,7 @@ def at(key: Tensor, start: int) -> Tensor:
 
 
 def of_part(key: Tensor, number: int) -> Tensor:
-    """Return the key of the noise that the parts of a network, or the processes that share its weights, do not share."""
+    """Return the key of noise that parts of a network, or processes that share its weights, do not share."""
     return _fold_in(key[:2], number, _PART)
 
 

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from leanbayes.core.arguments import checked
 from leanbayes.core.layout import Layout, Report
 from leanbayes.core.network import in_first_order, places
+from leanbayes.errors import LeanBayesError
 from leanbayes.likelihoods import Likelihood
 from leanbayes.likelihoods.base import P
 from leanbayes.likelihoods.decisions import Policy
@@ -186,6 +187,8 @@ class BayesianModel(PosteriorNetwork, Generic[P]):
     @torch.no_grad()
     def to_deterministic(self) -> nn.Module:
         """Return a plain network at the posterior mean, with ordinary parameters. Tied parameters stay tied."""
+        if self.root_units is not None:
+            raise LeanBayesError("A sharded model cannot be copied: call lb.save, and lb.load the file in one process.")
         network = copy.deepcopy(self.network)
         network = network.plain() if isinstance(network, StochasticNetwork) else network
         values = self.layout.split(self.posterior.mean())

@@ -286,9 +286,13 @@ class PosteriorNetwork(nn.Module):
 
         @contextlib.contextmanager
         def restore() -> Iterator[None]:
-            with self._lock.for_thread(thread), self._holding(values), reopened():
-                with checkpointing.running(self._snapshot):
-                    yield
+            with (
+                self._lock.for_thread(thread),
+                self._holding(values),
+                reopened(),
+                checkpointing.running(self._snapshot),
+            ):
+                yield
 
         return restore
 

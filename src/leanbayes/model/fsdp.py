@@ -78,8 +78,11 @@ def fully_shard(
         raise LeanBayesError("lb.fully_shard needs processes: call torch.distributed.init_process_group first.")
     kind = "cuda" if torch.cuda.is_available() and "nccl" in torch.distributed.get_backend() else "cpu"
     mesh = init_device_mesh(kind, (torch.distributed.get_world_size(),)) if mesh is None else mesh
-    if mesh.ndim > 2:
-        raise LeanBayesError(f"A mesh of {mesh.ndim} dimensions is not supported: use (shard) or (replicate, shard).")
+    if mesh.ndim > 2 or (mesh.ndim == 2 and not mesh.mesh_dim_names):
+        raise LeanBayesError(
+            "mesh must have one dimension, or two with names: init_device_mesh('cuda', (replicas, parts), "
+            "mesh_dim_names=('replicate', 'shard'))."
+        )
     policy = MixedPrecisionPolicy() if mp_policy is None else mp_policy
     modules = list(_outermost(bnn.network)) if blocks is None else [_module(bnn.network, block) for block in blocks]
     owners = _owners(bnn, modules)

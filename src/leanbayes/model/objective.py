@@ -159,8 +159,8 @@ def _check_arguments(
         raise LeanBayesError(f"over={over!r} is unknown: use 'accumulate' or 'fold'.")
     if samples > 1 and over == "accumulate" and bnn.root_units is not None:
         raise LeanBayesError(
-            f"A loss of samples={samples} does not reduce the gradients of a sharded model: call elbo_loss and backward "
-            "once per sample, whose gradients add up."
+            f"A sharded model takes one sample per loss, not samples={samples}: call elbo_loss and backward once per "
+            "sample, so that their gradients add up."
         )
     if over == "fold" and samples > 1 and not bnn.noise_per_example:
         raise LeanBayesError(

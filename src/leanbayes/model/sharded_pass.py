@@ -1,4 +1,4 @@
-"""The forward pass of a sharded model: each block has its weights only while it runs, and again in the backward pass."""
+"""The forward pass of a sharded model: a block has its weights while it runs, and again in the backward pass."""
 
 import contextlib
 import functools
