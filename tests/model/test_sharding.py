@@ -205,7 +205,7 @@ def test_blocks_are_given_by_name_and_tied_weights_belong_to_the_whole(one_proce
     assert sharded(torch.zeros(2, 4)).shape == (2, 2)
     with pytest.raises(lb.LeanBayesError, match="no module 'layers'"):
         lb.fully_shard(build("MeanField"), blocks=["layers"])
-    with pytest.raises(lb.LeanBayesError, match="inside bnn.network"):
+    with pytest.raises(lb.LeanBayesError, match=r"inside bnn\.network"):
         lb.fully_shard(build("MeanField"), blocks=[torch.nn.Linear(1, 1)])
 
 

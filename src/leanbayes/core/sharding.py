@@ -9,6 +9,8 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Replicate, Shard
 
+from leanbayes.core.parts import local_part
+
 # torch 2.13 has new names for both, and warns about the former ones.
 _all_gather: Any = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
 _reduce_scatter: Any = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
@@ -80,7 +82,7 @@ class ShardGroup:
         return everything[:numel]
 
     def reduce(self, vector: Tensor) -> Tensor:
-        """Return the part of this process of the mean of a vector over all processes of the mesh."""
+        """Return the part of this process of the mean of a vector over all parts."""
         start, stop = self.bounds(len(vector))
         step = -(-len(vector) // self.size)
         part = vector
@@ -90,10 +92,25 @@ class ShardGroup:
             part = vector.new_empty(step)
             _reduce_scatter(part, padded, group=self.mesh.get_group(-1))
             part = part[: stop - start]
-        if self.mesh.ndim == 2 and len(vector):
-            part = part.clone()
-            dist.all_reduce(part, group=self.mesh.get_group(0))
-        return part / self.mesh.size()
+        return part / self.size
+
+    def trained(self, parameter: Tensor) -> Tensor:
+        """Return the part of this process. Its gradient is the mean over the replicas, which have their own noise."""
+        part = local_part(parameter)
+        return _MeanGradient.apply(part, self) if self.mesh.ndim == 2 else part
+
+
+class _MeanGradient(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, part: Tensor, group: ShardGroup) -> Tensor:
+        ctx.group = group
+        return part.view_as(part)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:  # type: ignore[override]
+        mesh, mean = ctx.group.mesh, grad.clone()
+        dist.all_reduce(mean, group=mesh.get_group(0))
+        return mean / mesh.size(0), None
 
 
 class _Total(torch.autograd.Function):

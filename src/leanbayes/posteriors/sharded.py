@@ -170,7 +170,7 @@ class Unit(Posterior):
 
     def parts(self, kind: Kind, key: Tensor | None) -> list[Tensor]:
         """Return the values of the weights that this process holds: Gaussian ones, and deterministic ones."""
-        mu, rho = local_part(self.mu), local_part(self.rho)
+        mu, rho = self.group.trained(self.mu), self.group.trained(self.rho)
         if kind == "mean":
             values = mu
         elif kind == "variance":
@@ -182,7 +182,7 @@ class Unit(Posterior):
             center = mu if kind == "sample" else torch.zeros_like(mu)
             values = gaussian.draw(center, rho, noise.at(key, self.start))
         with_rest = self.rest is not None and kind in ("mean", "sample")
-        return [values, local_part(self.rest)] if with_rest else [values]
+        return [values, self.group.trained(self.rest)] if with_rest else [values]
 
     # -- gathering ----------------------------------------------------------------------------------------------------
 
