@@ -12,6 +12,7 @@ from typing import Any
 import captured_epoch
 import lenet
 import peers
+import shard_plan_table
 import size
 import sparse_inference
 from step import TABLE_HEAD, table_row
@@ -315,6 +316,29 @@ def moved() -> str:
     return "\n".join(lines)
 
 
+def of_sharded() -> str:
+    """Return the tables of sharded.py."""
+    record = load("sharded-cpu")
+    lines = [
+        f"`{record['command']}`: {record['blocks']} blocks, {record['weights']:,} weights, {record['processes']} "
+        f"processes, torch {record['torch']}\n",
+        "| method | gathered in | bytes × FSDP2 |",
+        "|---|---|---|",
+    ]
+    lines += [f"| {row['method']} | {row['dtype']} | {row['ratio']:.3f} |" for row in record["communication"]]
+    lines += ["", "| method | unsharded, MB | each process, MB | × |", "|---|---|---|---|"]
+    for row in record["memory"]:
+        sizes = f"{row['unsharded'] / 1e6:.0f} | {row['sharded'] / 1e6:.0f}"
+        lines.append(f"| {row['method']} | {sizes} | {row['ratio']:.2f} |")
+    return "\n".join(lines)
+
+
+def of_shard_plan() -> str:
+    """Return the table of shard_plan_table.py."""
+    rows = load("shard-plan")["rows"]
+    return "\n".join([shard_plan_table.HEAD, *map(shard_plan_table.table_row, rows)])
+
+
 def of_peers() -> str:
     """Return the tables of peers.py."""
     lines: list[str] = []
@@ -374,6 +398,8 @@ if __name__ == "__main__":
         size=of_size(),
         sharing="\n\n".join(map(of_sharing, map(load, ("sharing-cpu", "sharing-gpu", "sharing-gpu-8-copies")))),
         compact_file=of_compact_file(),
+        sharded=of_sharded(),
     )
     (HERE.parent / "docs" / "benchmarks.md").write_text(page)
     fill(HERE.parent / "docs" / "comparison.md", short_peers(), "<!-- measured: peers -->")
+    fill(HERE.parent / "docs" / "guide" / "large_models.md", of_shard_plan(), "<!-- measured: plan -->")

@@ -23,8 +23,8 @@ from torch.multiprocessing.spawn import start_processes
 from torch.utils.checkpoint import checkpoint
 
 import leanbayes as lb
-from leanbayes.core import sharding
-from leanbayes.core.parts import whole
+from leanbayes.core.collective_bytes import CollectiveBytes
+from leanbayes.core.parts import local_part, whole
 
 WORLD, STEPS, NUM_DATA = 4, 3, 100
 METHODS: dict[str, Any] = {
@@ -241,42 +241,16 @@ class Process:
             else:
                 bnn = build(name.split()[0])
                 lb.fully_shard(bnn, mesh=self.meshes[4], mp_policy=half)
-            with Counted() as counted:
+            with CollectiveBytes() as counted:
                 if name == "plain":
                     nn.functional.cross_entropy(network(x), y).backward()
                 else:
                     lb.elbo_loss(bnn, x, y, num_data=NUM_DATA).backward()
-            found[name] = counted.bytes
+            found[name] = {"gathered": counted.gathered, "reduced": counted.reduced}
+            if name != "plain":
+                held = [*bnn.parameters(), *bnn.posterior.buffers()]
+                found[name]["parameters"] = sum(local_part(tensor).nbytes for tensor in held)
         self.write("bytes", found)
-
-
-class Counted:
-    """Counts the bytes that all-gathers return and reduce-scatters take, those of FSDP2 too."""
-
-    _NAMES = ("all_gather_into_tensor", "reduce_scatter_tensor", "all_gather_single", "reduce_scatter_single")
-
-    def __init__(self) -> None:
-        self.bytes = {"gathered": 0, "reduced": 0}
-        self._former: list[tuple[Any, str, Any]] = []
-
-    def __enter__(self) -> "Counted":
-        for owner, names in ((dist, self._NAMES), (sharding, ("_all_gather", "_reduce_scatter"))):
-            for name in names:
-                if hasattr(owner, name):
-                    self._former.append((owner, name, getattr(owner, name)))
-                    setattr(owner, name, self._counting(getattr(owner, name), "gather" in name))
-        return self
-
-    def _counting(self, function: Any, gathers: bool) -> Any:
-        def call(output: Tensor, input: Tensor, *args: Any, **kwargs: Any) -> Any:
-            self.bytes["gathered" if gathers else "reduced"] += (output if gathers else input).nbytes
-            return function(output, input, *args, **kwargs)
-
-        return call
-
-    def __exit__(self, *error: object) -> None:
-        for owner, name, function in self._former:
-            setattr(owner, name, function)
 
 
 def message(function: Any) -> str:

@@ -78,7 +78,7 @@ def expect(text: str, *words: str) -> None:
 def test_unknown_commands(refused: Refused) -> None:
     for word in ("train", "--what", ""):
         commands = (
-            "fit, evaluate, predict, serve, compare, report, calibrate, decide, compress, export, sensitivity, info"
+            "fit, evaluate, predict, serve, compare, report, calibrate, decide, compress, export, sensitivity, plan, info"
         )
         expect(refused(word, code=2), repr(word), commands)
     for word, close in (("fits", "fit"), ("evalute", "evaluate"), ("Compare", "compare")):

@@ -15,6 +15,7 @@ from torch import Tensor
 import leanbayes as lb
 from leanbayes.core import noise
 from leanbayes.errors import UnsupportedOperation
+from leanbayes.methods.shard_plan import shard_plan
 
 CLOSE = {"rtol": 1e-4, "atol": 2e-6}
 TRAINED = [(method, 4) for method in METHODS]
@@ -148,6 +149,15 @@ def test_a_step_communicates_what_fsdp2_does(folder: Path) -> None:
     for name, most in (("MeanField", 1.05), ("MeanField bf16", 0.55), ("SSVI", 0.95), ("PBN", 1.2)):
         for kind in ("gathered", "reduced"):
             assert found[name][kind] <= most * plain[kind], (name, kind, found[name][kind], plain[kind])
+
+
+@pytest.mark.parametrize("method", ["MeanField", "SSVI", "PBN"])
+def test_the_plan_is_what_a_sharded_model_takes(method: str, folder: Path) -> None:
+    """But for padding to equal parts, which matters in a network of 550 weights only."""
+    found, plan = read(folder, "bytes")[method], shard_plan(cases.Net(), METHODS[method], WORLD)
+    for key, planned in (("gathered", plan.all_gather), ("reduced", plan.reduce_scatter)):
+        assert found[key] == pytest.approx(planned, rel=0.06)
+    assert found["parameters"] == pytest.approx(plan.parameters, rel=0.1)
 
 
 def test_what_a_sharded_model_does_not_support_is_refused(folder: Path) -> None:

@@ -118,7 +118,7 @@ class IVON(torch.optim.Optimizer):
             for prior in (module for module in bnn.posterior.modules() if isinstance(module, BoundPrior)):
                 prior.choose_scale(scale)
             self._initialize_stds(self.param_groups[0])
-        for parameter in (p for group in self.param_groups for p in group["params"] if is_sharded(p)):
+        for parameter in (p for p in bnn.mean_parameters() if is_sharded(p)):
             self._momentum(parameter)  # torch.distributed.checkpoint takes a step if an optimizer has no state
         bnn.optimized_by = "ivon"
 

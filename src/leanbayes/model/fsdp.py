@@ -84,8 +84,9 @@ def fully_shard(
             "mesh_dim_names=('replicate', 'shard'))."
         )
     policy = MixedPrecisionPolicy() if mp_policy is None else mp_policy
-    modules = list(_outermost(bnn.network)) if blocks is None else [_module(bnn.network, block) for block in blocks]
-    owners = _owners(bnn, modules)
+    given = outermost_blocks(bnn.network) if blocks is None else [_module(bnn.network, block) for block in blocks]
+    modules = sorted(given, key=lambda module: len(list(module.modules())))  # FSDP2 needs inner blocks first
+    owners = owners_of(bnn.slot_places, modules)
     group = ShardGroup(mesh, policy.param_dtype, policy.reduce_dtype)
     dtypes = bnn.slot_dtypes()
     runs = _runs(list(zip(owners, dtypes, strict=True)))
@@ -124,20 +125,22 @@ def _module(network: nn.Module, block: nn.Module | str) -> nn.Module:
     return block
 
 
-def _outermost(module: nn.Module) -> Iterator[nn.Module]:
-    """Yield the members of the outermost lists and sequences of modules that have parameters or random weights."""
+def outermost_blocks(module: nn.Module) -> Iterator[nn.Module]:
+    """Yield the members of the outermost lists and sequences of modules."""
     for child in module.children():
         if isinstance(module, (nn.ModuleList, nn.Sequential)) and not isinstance(child, nn.ModuleList):
             yield child
         else:
-            yield from _outermost(child)
+            yield from outermost_blocks(child)
 
 
-def _owners(bnn: BayesianModel, modules: Sequence[nn.Module]) -> list[int | None]:
+def owners_of(
+    slot_places: Iterable[Sequence[tuple[nn.Module, str]]], modules: Sequence[nn.Module]
+) -> list[int | None]:
     """Return for each slot the number of the innermost block that has all its places, or None."""
     inside = [set(map(id, module.modules())) for module in modules]
     owners: list[int | None] = []
-    for places in bnn.slot_places:
+    for places in slot_places:
         around = [n for n, members in enumerate(inside) if all(id(module) in members for module, _ in places)]
         owners.append(min(around, key=lambda number: len(inside[number]), default=None))
     return owners
