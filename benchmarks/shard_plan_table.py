@@ -26,10 +26,7 @@ METHODS: dict[str, Any] = {
     "PBN 5 %, IVON": lb.PBN(0.05, engine="ivon"),
 }
 PROCESSES = (1, 8, 64)
-HEAD = (
-    "| network | method | memory, 1 GPU | 8 GPUs | 64 GPUs | sent per step |\n"
-    "|---|---|---|---|---|---|"
-)
+HEAD = "| network | method | memory, 1 GPU | 8 GPUs | 64 GPUs | sent per step |\n|---|---|---|---|---|---|"
 
 
 def networks() -> dict[str, nn.Module]:

@@ -119,6 +119,14 @@ A ResNet-18 with random labels and positions, so that no file can be smaller tha
 
 {compact_file}
 
+## Sharded models
+
+A residual network of equal blocks in four CPU processes of one machine. Bytes are those that all-gathers return and
+reduce-scatters take in a forward and a backward pass, relative to FSDP2 on the plain network. Memory is the largest
+peak of a process while it trains (AdamW, or IVON), relative to the unsharded model in one process.
+
+{sharded}
+
 ## Bytes moved
 
 Counted by `leanbayes.core.counters` over all operations of an eager step (forward and backward); the same on every

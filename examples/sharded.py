@@ -31,7 +31,9 @@ def main() -> None:
     data = load("digits")
     batches = Batches(data.train, 64, normalize=data.normalize, parts=world, mine=[rank])
     torch.manual_seed(0)  # all processes must make the same model
-    network = nn.Sequential(nn.Flatten(), nn.Linear(64, 128), nn.ReLU(), nn.Linear(128, 128), nn.ReLU(), nn.Linear(128, 10))
+    network = nn.Sequential(
+        nn.Flatten(), nn.Linear(64, 128), nn.ReLU(), nn.Linear(128, 128), nn.ReLU(), nn.Linear(128, 10)
+    )
     bnn = lb.bayesianize(network, lb.MeanField(), seed=0)
     lb.fully_shard(bnn)  # by default, the members of lists and sequences of modules are blocks
     optimizer = torch.optim.AdamW(bnn.parameter_groups(), lr=2e-3)

@@ -1,4 +1,4 @@
-"""What a sharded model takes on each process, computed from the layout of a network, which may be on the meta device."""
+"""What a sharded model takes on each process, computed from the layout of a network, also on the meta device."""
 
 from collections import defaultdict
 from dataclasses import dataclass

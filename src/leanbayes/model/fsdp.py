@@ -134,9 +134,7 @@ def outermost_blocks(module: nn.Module) -> Iterator[nn.Module]:
             yield from outermost_blocks(child)
 
 
-def owners_of(
-    slot_places: Iterable[Sequence[tuple[nn.Module, str]]], modules: Sequence[nn.Module]
-) -> list[int | None]:
+def owners_of(slot_places: Iterable[Sequence[tuple[nn.Module, str]]], modules: Sequence[nn.Module]) -> list[int | None]:
     """Return for each slot the number of the innermost block that has all its places, or None."""
     inside = [set(map(id, module.modules())) for module in modules]
     owners: list[int | None] = []
