@@ -43,6 +43,8 @@ class BayesianModel(PosteriorNetwork, Generic[P]):
         optimized_by: The engine of the optimizer that was made for the model, if it needs one of its own, or None.
         moment_scale: The factors of mean and std that `lb.calibrate` fitted for one-pass prediction.
         moment_layers: The corrections of layers that `lb.calibrate` fitted for one-pass prediction, by weight.
+        moment_margin: For `Adjoint(mean="moments")`: the weight of its own variance of the margin, from 0 to 1, and a
+            factor of the std, as `lb.calibrate(..., layers=True)` fitted them.
         policy: When to answer and when to ask a person, as `lb.decide.fit` fitted it, or None.
 
     Example:
@@ -190,13 +192,13 @@ class BayesianModel(PosteriorNetwork, Generic[P]):
         if self.root_units is not None:
             raise LeanBayesError("A sharded model cannot be copied: call lb.save, and lb.load the file in one process.")
         network = copy.deepcopy(self.network)
-        network = network.plain() if isinstance(network, StochasticNetwork) else network
         values = self.layout.split(self.posterior.mean())
         for slot, value, dtype in zip(self.layout, values, self.slot_dtypes(), strict=True):
             parameter = nn.Parameter(value.to(dtype).clone())
             for module, attribute in places(network, slot.names):
                 setattr(module, attribute, parameter)
-        return in_first_order(network)
+        network = in_first_order(network)
+        return network.plain() if isinstance(network, StochasticNetwork) else network
 
     @torch.no_grad()
     def weight_variances(self) -> dict[str, Tensor]:
