@@ -74,6 +74,7 @@ if TYPE_CHECKING:
     from leanbayes.evaluation import decide as decide
     from leanbayes.evaluation import plot as plot
     from leanbayes.evaluation.scores import evaluate as evaluate
+    from leanbayes.model.fsdp import fully_shard as fully_shard
     from leanbayes.training import sklearn as sklearn
     from leanbayes.training.fit import fit as fit
     from leanbayes.training.recipe import Recipe as Recipe
@@ -142,6 +143,7 @@ __all__ = [
     "export_program",
     "fit",
     "from_pretrained",
+    "fully_shard",
     "generate",
     "load",
     "moment_rule",
@@ -157,6 +159,7 @@ _LAZY = {
     "decide": "leanbayes.evaluation",
     "evaluate": "leanbayes.evaluation",
     "fit": "leanbayes.training",
+    "fully_shard": "leanbayes.model.fsdp",
     "plot": "leanbayes.evaluation",
     "sklearn": "leanbayes.training.sklearn",
 }

@@ -29,6 +29,7 @@ COMMANDS = [
     ("sensitivity",),
     ("compare",),
     ("report",),
+    ("plan",),
     ("info",),
     *(("fit", name) for name in METHODS),
 ]

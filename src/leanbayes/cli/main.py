@@ -41,6 +41,7 @@ COMMANDS = {
     "export": Command("RUN FILE", "write the model as ONNX: mean and variance in one pass, without Python"),
     "push": Command("RUN REPO", "share a run on the Hugging Face Hub, with a model card from its evaluation"),
     "sensitivity": Command("RUN", "which layers hold the weights that matter most, which PBN makes Bayesian"),
+    "plan": Command("MODEL", "memory and communication of each GPU if a network is sharded over many"),
     "info": Command("PATH", "what a saved model or the folder of a run contains"),
     "completion": Command("SHELL", "a script that completes commands and flags in bash or zsh"),
 }

@@ -15,12 +15,14 @@ from torch import Tensor, nn
 
 from leanbayes.core import gaussian
 from leanbayes.core.arguments import checked
+from leanbayes.core.parts import is_sharded, local_part, whole
 from leanbayes.engines.base import Engine, OptimizerSettings, likelihood_parameters, register_engine
 from leanbayes.errors import LeanBayesError, UnsupportedOperation
 from leanbayes.likelihoods import Gaussian
 from leanbayes.model.bayesian import BayesianModel
 from leanbayes.model.objective import unwrap
 from leanbayes.posteriors import Posterior
+from leanbayes.posteriors.base import DiagonalGaussian
 from leanbayes.priors import BoundPrior
 
 _LR, _WEIGHT_DECAY = 1.0, 5e-4
@@ -117,6 +119,8 @@ class IVON(torch.optim.Optimizer):
             for prior in (module for module in bnn.posterior.modules() if isinstance(module, BoundPrior)):
                 prior.choose_scale(scale)
             self._initialize_stds(self.param_groups[0])
+        for parameter in (p for p in bnn.mean_parameters() if is_sharded(p)):
+            self._momentum(parameter)  # torch.distributed.checkpoint takes a step if an optimizer has no state
         bnn.optimized_by = "ivon"
 
     def __getstate__(self) -> dict[str, Any]:
@@ -126,12 +130,11 @@ class IVON(torch.optim.Optimizer):
     @torch.no_grad()
     def _initialize_stds(self, group: dict[str, Any]) -> None:
         """Set all stds to σ₀."""
-        found = self._posterior.diagonal_gaussian()
-        assert found is not None
-        inverse = found.prior.scale**-2
-        variance = 1 / (group["loss_weight"] * group["hess_init"] + inverse)
-        std = variance.sqrt() if isinstance(variance, Tensor) else torch.full_like(found.rho, math.sqrt(variance))
-        found.rho.copy_(gaussian.inverse_softplus(std))
+        for found in self._posterior.diagonal_gaussians():
+            rho, inverse = local_part(found.rho), found.prior.scale**-2
+            variance = 1 / (group["loss_weight"] * group["hess_init"] + inverse)
+            std = variance.sqrt() if isinstance(variance, Tensor) else torch.full_like(rho, math.sqrt(variance))
+            rho.copy_(gaussian.inverse_softplus(std))
 
     @torch.no_grad()
     def step(self, closure: Callable[[], Tensor] | None = None) -> Tensor | None:  # type: ignore[override]
@@ -165,13 +168,20 @@ class IVON(torch.optim.Optimizer):
 
     def _update_posterior(self, group: dict[str, Any]) -> None:
         """Take the natural-gradient step, and a plain one for weights of the posterior that are deterministic."""
-        found = self._posterior.diagonal_gaussian()
-        assert found is not None
+        for found in self._posterior.diagonal_gaussians():
+            if found.mean.grad is not None or found.rho.grad is not None:
+                self._update_gaussian(group, found)
+
+    def _update_gaussian(self, group: dict[str, Any], found: DiagonalGaussian) -> None:
+        """Update one piece of the posterior: of a sharded one, the part of this process."""
         mean, rho, prior, places = found
         beta, second = group["betas"]
-        if mean.grad is None and rho.grad is None:
-            return
-        slope = torch.zeros_like(rho) if rho.grad is None else rho.grad
+        grad = None if mean.grad is None else local_part(mean.grad)
+        slope = None if rho.grad is None else local_part(rho.grad)
+        is_trained = mean.requires_grad  # else only the stds are
+        momentum = local_part(self._momentum(mean)) if is_trained else None
+        mean, rho = local_part(mean), local_part(rho)
+        slope = torch.zeros_like(rho) if slope is None else slope
         steps: dict[str, Any] = {
             "rate": self._rate(group, mean),
             "count": group["count"],
@@ -180,13 +190,12 @@ class IVON(torch.optim.Optimizer):
             "precision": group["loss_weight"] * group["hess_init"],
             "weight": group["loss_weight"],
         }
-        if not mean.requires_grad:  # only the stds are trained
+        if momentum is None:
             unmoved, zeros = mean.detach(), torch.zeros_like(rho)
             unmoved = unmoved.clone() if places is None else unmoved[places]
             gaussian.natural_step_(unmoved, rho, zeros, zeros, slope, prior, **steps)
             return
-        grad = torch.zeros_like(mean) if mean.grad is None else mean.grad
-        momentum = self._momentum(mean)
+        grad = torch.zeros_like(mean) if grad is None else grad
         if places is None:
             gaussian.natural_step_(mean, rho, momentum, grad, slope, prior, **steps)
             return
@@ -199,11 +208,12 @@ class IVON(torch.optim.Optimizer):
 
     def _update_deterministic(self, group: dict[str, Any]) -> None:
         """Take a step of SGD with the same momentum."""
-        moved = [p for p in group["params"] if p.grad is not None]
-        if not moved:
+        with_grad = [p for p in group["params"] if p.grad is not None]
+        if not with_grad:
             return
-        beta, momenta = group["betas"][0], [self._momentum(p) for p in moved]
-        torch._foreach_lerp_(momenta, [p.grad for p in moved], 1 - beta)
+        moved = [local_part(p) for p in with_grad]
+        beta, momenta = group["betas"][0], [local_part(self._momentum(p)) for p in with_grad]
+        torch._foreach_lerp_(momenta, [local_part(p.grad) for p in with_grad], 1 - beta)
         directions = torch._foreach_div(momenta, 1 - beta ** group["count"])
         torch._foreach_add_(directions, moved, alpha=group["weight_decay"])
         torch._foreach_mul_(directions, self._rate(group, moved[0]))
@@ -242,13 +252,13 @@ def _diagonal(posterior: Posterior) -> tuple[nn.Parameter, ...]:
     """Return μ and ρ, or nothing if no weight is Bayesian. Refuse a posterior that the update is wrong for."""
     if not posterior.random_weights:
         return ()
-    found = posterior.diagonal_gaussian()
-    if found is None:
+    found = posterior.diagonal_gaussians()
+    if not found:
         raise UnsupportedOperation(
             f"IVON needs independent Gaussian weights with a Gaussian prior, which {type(posterior).__name__} does not "
             "have: use lb.Normal() as the prior, or engine='backprop'."
         )
-    return found.mean, found.rho
+    return tuple(parameter for one in found for parameter in (one.mean, one.rho))
 
 
 def _initial_curvature(posterior: Posterior, loss_weight: float) -> float:
@@ -256,10 +266,10 @@ def _initial_curvature(posterior: Posterior, loss_weight: float) -> float:
 
     On few data 0.5 means noise as large as the weights, and the curvature is estimated too slowly to correct it.
     """
-    found = posterior.diagonal_gaussian()
-    assert found is not None
-    means = found.mean if found.places is None else found.mean[found.places]
-    size = means.detach().double().square().mean()
+    found = posterior.diagonal_gaussians()
+    means = [one.mean if one.places is None else one.mean[one.places] for one in found]
+    sums = [whole(values.detach().double().square().sum()) for values in means]
+    size = torch.stack(sums).sum() / sum(values.numel() for values in means)
     return max(0.5, 25.0 / (loss_weight * float(size))) if size > 0 else 0.5
 
 

@@ -11,6 +11,7 @@ from torch.autograd.function import once_differentiable
 
 from leanbayes.core.arguments import checked
 from leanbayes.core.network import call_with, map_rows, output_tensor, tensors_of
+from leanbayes.core.parts import local_part
 from leanbayes.errors import LeanBayesError, NotFiniteError
 from leanbayes.likelihoods import Likelihood
 from leanbayes.model.bayesian import BayesianModel
@@ -158,6 +159,11 @@ def _check_arguments(
         raise LeanBayesError(f"samples={samples} must be at least 1 and at most {MOST_SAMPLES:,}.")
     if over not in ("accumulate", "fold"):
         raise LeanBayesError(f"over={over!r} is unknown: use 'accumulate' or 'fold'.")
+    if samples > 1 and over == "accumulate" and bnn.root_units is not None:
+        raise LeanBayesError(
+            f"A sharded model takes one sample per loss, not samples={samples}: call elbo_loss and backward once per "
+            "sample, so that their gradients add up."
+        )
     if over == "fold" and samples > 1 and not bnn.noise_per_example:
         raise LeanBayesError(
             f"The rule {bnn.rule!r} draws the weights once per batch, so samples cannot be folded into it: "
@@ -204,7 +210,7 @@ def _accumulate(loss_of: Callable[[int], Tensor], count: int, weight: float, bnn
 def _explain(bnn: BayesianModel, x: Any, y: Tensor, loss: Tensor) -> None:
     """Raise the error for a loss that is not finite, with the first cause found."""
     for name, tensors in (("inputs", list(tensors_of(x))), ("labels", [y]), ("parameters", list(bnn.parameters()))):
-        if any(t.is_floating_point() and not t.isfinite().all() for t in tensors):
+        if any(t.is_floating_point() and not local_part(t).isfinite().all() for t in tensors):
             remedy = "lower the learning rate" if name == "parameters" else "clean the data"
             raise NotFiniteError(f"The loss is {loss.item()} because the {name} contain NaN or infinity: {remedy}.")
     raise NotFiniteError(
