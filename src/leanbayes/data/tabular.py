@@ -22,8 +22,6 @@ PRESET: Mapping[str, Any] = {
     "batch_size": 32,
     "lr": 1e-2,
     "weight_decay": 0.0,
-    "temperature": 0.1,
-    "ivon": {"lr": 0.1},  # the loss of a regression is steeper than that of classes: 1 diverges on some tables
 }
 UCI_FILES = {
     "boston": "bostonHousing",
