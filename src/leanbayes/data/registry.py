@@ -14,11 +14,12 @@ from leanbayes.data.image_files import Size
 from leanbayes.data.images import IMAGE_SETS, load_images, read_split
 from leanbayes.data.reading import Root, data_root
 from leanbayes.data.segmentation import load_segmentation
-from leanbayes.data.tabular import TABLE_ENDINGS, UCI_FILES, load_table, load_toy, load_uci
+from leanbayes.data.tabular import TABLE_ENDINGS, UCI_FILES, load_gap, load_table, load_toy, load_uci
 from leanbayes.errors import LeanBayesError
 from leanbayes.model.defaults import defaults
 
-NAMES = tuple(sorted([*IMAGE_SETS, *UCI_FILES, "toy"]))
+_MADE = {"toy": load_toy, "gap": load_gap}
+NAMES = tuple(sorted([*IMAGE_SETS, *UCI_FILES, *_MADE]))
 
 
 @checked()
@@ -64,8 +65,8 @@ def load(
         raise LeanBayesError(f"resize is for folders of images, but {text} is not one: leave it out.")
     if known in IMAGE_SETS:
         return load_images(known, root, validation_share, seed)
-    if known == "toy":
-        return load_toy(validation_share, seed)
+    if known in _MADE:
+        return _MADE[known](validation_share, seed)
     if known or kind == "uci":
         return load_uci(known or find(rest, NAMES) or rest, root, validation_share, seed)
     return load_table(_table(rest if kind == "csv" else text, root, kind == "csv"), validation_share, seed)
