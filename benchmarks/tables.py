@@ -12,6 +12,7 @@ from typing import Any
 import captured_epoch
 import lenet
 import peers
+import predict
 import size
 import sparse_inference
 from step import TABLE_HEAD, table_row
@@ -245,10 +246,13 @@ def of_one_pass() -> str:
 
 
 def of_predict() -> str:
-    """Return the table of predict.py."""
-    record = load("predict-cpu")
-    head = f"`{record['command']}`: {record['machine']}, torch {record['torch']}, {record['precision']}"
-    return "\n".join([head, "", TABLE_HEAD, *(table_row(row) for row in record["rows"])])
+    """Return the tables of predict.py."""
+    parts = []
+    for path in sorted((HERE / "results").glob("predict-*.json")):
+        record = load(path.stem)
+        head = f"`{record['command']}`: {record['machine']}, torch {record['torch']}, {record['precision']}"
+        parts.append("\n".join([head, "", predict.TABLE_HEAD, *(predict.table_row(row) for row in record["rows"])]))
+    return "\n\n".join(parts)
 
 
 def of_sparse() -> str:

@@ -3,9 +3,10 @@
 python experiments/engines.py ivon --data cifar10 --epochs 60 --seed 0 --out experiments/results/engines/FILE.json
 
 Rows: `sgd` (a plain network), `ivon` and `backprop` (mean-field by both engines), `ssvi-ivon`, `pbn-ivon`, and
-`ivon-opt`, the published optimizer in a plain loop. Every row is scored with the running statistics of BatchNorm that
-training leaves, and with statistics that are refreshed under the posterior; with and without a temperature that is
-fitted to held-out images. The file is written at the end of the training.
+`ivon-opt`, the published optimizer in a plain loop. The baselines of the papers have rows too: `ensemble`,
+`mc-dropout`, `batch-ensemble`, `rank-1`, `rank-1-cauchy`, `abnn` and `sngp`. Every row is scored with the running
+statistics of BatchNorm that training leaves, and with statistics that are refreshed under the posterior; with and
+without a temperature that is fitted to held-out images. The file is written at the end of the training.
 """
 
 import argparse
@@ -18,6 +19,7 @@ from typing import Any
 
 import torch
 from arguments import command_of, run_script
+from safetensors.torch import save_file
 from torch import Tensor, nn
 
 import leanbayes as lb
@@ -33,6 +35,13 @@ METHODS: dict[str, Callable[[argparse.Namespace], lb.Method]] = {
     "backprop": lambda args: lb.MeanField(init_std=1e-3, relative=False),
     "ssvi-ivon": lambda args: lb.SSVI(args.density, engine="ivon", prior=prior_of(args)),
     "pbn-ivon": lambda args: lb.PBN(args.density, engine="ivon", prior=prior_of(args), pretrain=args.pretrain),
+    "ensemble": lambda args: lb.Ensemble(args.members),
+    "mc-dropout": lambda args: lb.MCDropout(0.1),
+    "batch-ensemble": lambda args: lb.BatchEnsemble(args.members),
+    "rank-1": lambda args: lb.RankOne(args.members),
+    "rank-1-cauchy": lambda args: lb.RankOne(args.members, distribution="cauchy"),
+    "abnn": lambda args: lb.ABNN(pretrain=args.pretrain),
+    "sngp": lambda args: lb.SNGP(),
 }
 
 
@@ -55,7 +64,8 @@ def options() -> argparse.Namespace:
     parser.add_argument("--hess-init", type=float, default=0.5)
     parser.add_argument("--temperature", type=float, default=1.0)
     parser.add_argument("--density", type=float, default=0.05, help="share of the Bayesian weights")
-    parser.add_argument("--pretrain", type=float, default=0.5, help="share of the epochs before PBN selects weights")
+    parser.add_argument("--pretrain", type=float, default=0.5, help="share of the epochs of the plain network first")
+    parser.add_argument("--members", type=int, default=4, help="number of members of an ensemble")
     parser.add_argument("--all-images", action="store_true", help="train on the held-out images too")
     parser.add_argument("--samples", type=int, default=30)
     parser.add_argument("--precision", choices=("fp32", "bf16"), default="bf16")
@@ -64,6 +74,8 @@ def options() -> argparse.Namespace:
     parser.add_argument("--root", type=Path, help="folder with the data sets")
     parser.add_argument("--device", choices=("cpu", "cuda"), help="default: a GPU if available")
     parser.add_argument("--out", type=Path, required=True, help="JSON file to write")
+    parser.add_argument("--save-model", type=Path, help="also save the model to this file")
+    parser.add_argument("--save-probs", type=Path, help="also save the probabilities to this file, for ensembles.py")
     return parser.parse_args()
 
 
@@ -80,11 +92,12 @@ def main() -> None:
     seconds = time.monotonic() - started
     scores = {"running": score(args, bnn, data, device)}
     refresh(args, bnn, data, device)
-    scores["refreshed"] = score(args, bnn, data, device)
+    scores["refreshed"] = score(args, bnn, data, device, args.save_probs)
+    files = ("out", "root", "device", "save_model", "save_probs")
     result = {
-        "command": command_of("engines", args, [args.row], hidden=("row", "num_data")),
+        "command": command_of("engines", args, [args.row], hidden=("row", "num_data", "save_model", "save_probs")),
         "row": args.row,
-        "settings": {name: value for name, value in vars(args).items() if name not in ("out", "root", "device")},
+        "settings": {name: value for name, value in vars(args).items() if name not in files},
         "scores": scores,
         "costs": {"training_seconds": seconds, **state},
         "versions": versions(),
@@ -92,6 +105,8 @@ def main() -> None:
     }
     args.out.parent.mkdir(parents=True, exist_ok=True)
     write_json(args.out, result)
+    if args.save_model:
+        lb.save(bnn, args.save_model)
     print(args.row, args.seed, {name: one["test"] for name, one in scores.items()}, f"{seconds:.0f} s", flush=True)
 
 
@@ -123,7 +138,8 @@ def train_ours(
     stds = bnn.posterior.variance().detach().sqrt() if len(bnn.layout) else torch.zeros(1)
     used = stds[stds > 0]
     sigma = {"mean": float(used.mean()), "min": float(used.min()), "max": float(used.max())} if len(used) else None
-    return bnn, {"bayesian_weights": bnn.posterior.random_weights, "sigma": sigma}
+    stored = sum(tensor.numel() for tensor in bnn.state_dict().values())
+    return bnn, {"bayesian_weights": bnn.posterior.random_weights, "sigma": sigma, "stored_numbers": stored}
 
 
 def train_peer(
@@ -186,7 +202,9 @@ def refresh(args: argparse.Namespace, bnn: lb.BayesianModel, data: Data, device:
 # -- scores -----------------------------------------------------------------------------------------------------------
 
 
-def score(args: argparse.Namespace, bnn: lb.BayesianModel, data: Data, device: torch.device) -> dict[str, Any]:
+def score(
+    args: argparse.Namespace, bnn: lb.BayesianModel, data: Data, device: torch.device, save_probs: Path | None = None
+) -> dict[str, Any]:
     """Score held-out and test images, and test images with a temperature that is fitted to the held-out ones."""
 
     def outputs(dataset: Any) -> Outputs:
@@ -194,6 +212,16 @@ def score(args: argparse.Namespace, bnn: lb.BayesianModel, data: Data, device: t
         return predictions(args, bnn, batches.epoch(), device)
 
     held_out, test = outputs(data.validation), outputs(data.test)
+    if save_probs:
+        save_file(
+            {
+                "held_out": held_out[0].float(),
+                "test": test[0].float(),
+                "held_out_labels": held_out[1],
+                "test_labels": test[1],
+            },
+            save_probs,
+        )
     temperature = fitted_temperature(*held_out)
     scaled = (test[0].log() / temperature).softmax(1), test[1]
     return {
@@ -212,7 +240,7 @@ def predictions(
     for number, (x, y) in enumerate(batches):
         generator = torch.Generator().manual_seed(1000 * args.seed + number)
         with torch.autocast(device.type, torch.bfloat16, enabled=args.precision == "bf16"):
-            samples = args.samples if bnn.posterior.random_weights else 1
+            samples = args.samples if bnn.members is None and bnn.method.rule != "mean" else None
             probs.append(bnn.predict(x, samples, generator=generator).probs.double().cpu())
         labels.append(y.cpu())
     return torch.cat(probs).clamp_min(1e-12), torch.cat(labels)

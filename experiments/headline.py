@@ -24,7 +24,7 @@ from typing import Any
 import torch
 from arguments import named_path, run_script
 from headline_rows import ONE_PASS, name_of
-from one_pass import best_temperature, mean_logits, thinned
+from mean_network import best_temperature, mean_logits, thinned
 from sharing_files import Arguments, Evaluator
 from stored import read
 from torch import Tensor, nn

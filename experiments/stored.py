@@ -17,6 +17,7 @@ WORDS = {
     r"\bLook\b": "EvaluationSettings",
     r"--look\.": "--evaluation.",
     r"--beside\b": "--compare-with",
+    r"--config mvit\.yaml": "--config experiments/mnist_vit_vdp.yaml",
     r"\boptimiser\b": "optimizer",
     r"\bpretrain_spreads\b": "pretrain_std",
     r"\bneighbours\b": "neighbors",

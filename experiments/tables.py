@@ -12,6 +12,8 @@ from typing import Any
 
 from engines_tables import engines_tables, temperature_table
 from headline_tables import cell, headline_tables, short_table, summary_table
+from one_pass_tables import quality_tables
+from papers_tables import papers_tables
 from pbn_tables import partial_tables
 from sharing_tables import sharing_tables
 from ssvi_tables import overlap_table, sparse_entries, sparse_tables
@@ -154,7 +156,9 @@ def vdp_table(record: dict[str, Any], title: str) -> str:
 
 
 def one_pass_table(record: dict[str, Any]) -> str:
-    """Format every prediction mode of one network."""
+    """Format every prediction mode of one network; files of an earlier program have another form."""
+    if "predictors" in record:
+        return quality_tables(record)
     title = f"{record['model']['name']} on {record['source']['name']}"
     accuracies = record["output_accuracy"]
     lines = [
@@ -301,6 +305,7 @@ def main() -> None:
     fill(
         docs / "guide" / "tune.md", map(temperature_table, map(read, sorted((results / "temperatures").glob("*.json"))))
     )
+    fill(docs / "papers.md", papers_tables(results))
     figures = sorted((results / "ssvi").glob("*.svg"))
     shown = (f"![{path.stem}](../experiments/results/ssvi/{path.name})" for path in figures)
     fill(

@@ -85,6 +85,12 @@ def test_the_page_on_sparse_networks_runs(
     assert counts == [round(0.05 * 112), round(0.3 * 112)]
 
 
+def test_the_page_on_baselines_runs(names: dict[str, object]) -> None:
+    for block in python_blocks(ROOT / "docs" / "baselines.md"):
+        exec(block.replace("epochs=30", "epochs=2"), names)
+        assert isinstance(names["bnn"], lb.BayesianModel)
+
+
 def test_the_page_on_decisions_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     names: dict[str, Any] = {}

@@ -1,5 +1,6 @@
 """The examples run unchanged, and their output is correct."""
 
+import json
 import re
 import runpy
 from pathlib import Path
@@ -87,6 +88,20 @@ def test_continual_learning(printed: str) -> None:
         assert ours[0] > first + 10
         assert ours[1] > second - 10
         assert ours[2] > mean + 4
+
+
+def test_language_model(printed: str) -> None:
+    record = json.loads(Path("language_model.json").read_text())
+    rows, plain = record["rows"], record["rows"]["plain"]
+    assert {*rows} == {"plain", *(f"mean-field{e} {way}" for e in ("", ", ivon") for way in ("10 samples", "one pass"))}
+    losses = [float(loss) for loss in re.findall(r"step \d+: ([\d.]+) nats", printed)]
+    assert losses[-1] < losses[0] - 2
+    assert rows["mean-field 10 samples"]["nll"] < plain["nll"]  # which overfits
+    assert rows["mean-field one pass"]["nll"] == pytest.approx(rows["mean-field 10 samples"]["nll"], abs=0.03)
+    assert plain["auroc_mutual_information"] == 0.5  # it has none
+    assert all(row["auroc_mutual_information"] > 0.55 for name, row in rows.items() if name != "plain")
+    assert record["adapter_bytes"] < 300_000
+    assert "continued:" in printed
 
 
 def test_every_example_has_a_test() -> None:

@@ -11,11 +11,19 @@ from typing import Any
 
 import pytest
 import torch
+from hub_cases import hub as hub
+from hub_cases import snapshot
+from text_cases import CONFIG, tokenizer
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
+from transformers import BertForSequenceClassification
 
 import leanbayes as lb
+from leanbayes.cli.predict import PredictOptions
+from leanbayes.cli.text_models import open_text_model
+from leanbayes.deploy.hub import write_repository
 from leanbayes.likelihoods.decisions.abstention import least_examples
+from leanbayes.networks import build
 
 ROOT = Path(__file__).parents[1]
 PAGES = {path.stem: path for folder in ("guide", "reference") for path in sorted((ROOT / "docs" / folder).glob("*.md"))}
@@ -136,8 +144,22 @@ def test_large_models(names: dict[str, Any]) -> None:
     assert sum(p.numel() for p in bnn.posterior.parameters()) == 2 * bnn.layout.numel
 
 
-def test_serve(trained: dict[str, Any]) -> None:
+def test_serve(trained: dict[str, Any], hub: Path) -> None:
+    classifier = BertForSequenceClassification(CONFIG)
+    trained |= {
+        "tokenizer": tokenizer(),
+        "classifier": classifier,
+        "bayesian_classifier": lb.bayesianize(classifier, lb.MeanField()),
+        "test_set": trained["train_set"],
+    }
+    named = {"name": "mlp", "input_shape": [5], "outputs": 2, "options": {}}
+    shared = lb.bayesianize(build("mlp", (5,), 2), lb.MeanField())
+    write_repository(Path("digits"), shared, "a card", {"config": {"model": named}})
     run("serve", trained)
+    assert open_text_model(Path("reviews"), None, "cpu").predict("good", PredictOptions(Path("reviews"), ()))
+    for found, wanted in ((trained["shared"], shared), (trained["again"], trained["bnn"])):
+        assert torch.equal(found.posterior.mean(), wanted.posterior.mean())
+    assert "## What it is unsure about" in (snapshot(hub, "me/mine") / "README.md").read_text()
     server, x = trained["server"], trained["x_test"]
     assert server.server_address[0] == "127.0.0.1"
     thread = threading.Thread(target=server.serve_forever)

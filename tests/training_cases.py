@@ -81,6 +81,12 @@ def mlp() -> nn.Module:
     return nn.Sequential(nn.Linear(6, 16), nn.ReLU(), nn.Linear(16, 3))
 
 
+def mlp_for(method: lb.Method) -> nn.Module:
+    """For `clusters`, with a normalization layer if the method needs one."""
+    network = mlp()
+    return network.insert(1, nn.LayerNorm(16)) if isinstance(method, lb.ABNN) else network  # type: ignore[operator]
+
+
 @seeded
 def conv() -> nn.Module:
     """For `stripes`, with batch norm and dropout."""
@@ -399,7 +405,7 @@ def run_wide(out: Path, **settings: Any) -> lb.BayesianModel:
 
 
 def run_mlp(method: lb.Method, out: Path | None, **settings: Any) -> lb.BayesianModel:
-    return fit(mlp(), method, task(clusters()), out=out, **{**SETTINGS, **settings})
+    return fit(mlp_for(method), method, task(clusters()), out=out, **{**SETTINGS, **settings})
 
 
 class WithUnused(nn.Module):

@@ -10,6 +10,7 @@ from leanbayes.deploy.calibration import calibrate
 from leanbayes.deploy.compact.compact_file import CompactFile
 from leanbayes.deploy.compact.compress import compress
 from leanbayes.deploy.export import export_onnx, export_program
+from leanbayes.deploy.hub import from_pretrained, push_to_hub
 from leanbayes.deploy.loading import load
 from leanbayes.deploy.model_file import save
 from leanbayes.engines.ivon import IVON
@@ -26,17 +27,35 @@ from leanbayes.likelihoods import (
     Bernoulli,
     BinaryPrediction,
     Categorical,
+    CausalLM,
     ClassPrediction,
     Gaussian,
     HeteroscedasticGaussian,
     Prediction,
     RegressionPrediction,
+    SequencePrediction,
+    TokenPrediction,
 )
-from leanbayes.methods import PBN, SSVI, VDP, Deterministic, Ensemble, MCDropout, MeanField, RigL, WeightSharing
+from leanbayes.methods import (
+    ABNN,
+    PBN,
+    SNGP,
+    SSVI,
+    VDP,
+    BatchEnsemble,
+    Deterministic,
+    Ensemble,
+    MCDropout,
+    MeanField,
+    RankOne,
+    RigL,
+    WeightSharing,
+)
 from leanbayes.methods.pbn.restriction import restrict
 from leanbayes.methods.pbn.sensitivity import Sensitivity, sensitivity
 from leanbayes.model.bayesian import BayesianModel
 from leanbayes.model.conversion import bayesianize
+from leanbayes.model.generation import Generation, generate
 from leanbayes.model.method import Method, Stage, Training
 from leanbayes.model.objective import elbo_loss
 from leanbayes.posteriors import Posterior
@@ -52,20 +71,25 @@ if TYPE_CHECKING:
     from leanbayes.training.recipe import Recipe as Recipe
 
 __all__ = [
+    "ABNN",
     "IVON",
     "PBN",
+    "SNGP",
     "SSVI",
     "VDP",
+    "BatchEnsemble",
     "BayesianModel",
     "Bernoulli",
     "BinaryPrediction",
     "Categorical",
+    "CausalLM",
     "ClassPrediction",
     "CompactFile",
     "Deterministic",
     "Ensemble",
     "FileFormatError",
     "Gaussian",
+    "Generation",
     "HeteroscedasticGaussian",
     "LeanBayesError",
     "MCDropout",
@@ -77,6 +101,7 @@ __all__ = [
     "NotFiniteError",
     "Posterior",
     "Prediction",
+    "RankOne",
     "Recipe",
     "RegressionPrediction",
     "RigL",
@@ -84,7 +109,9 @@ __all__ = [
     "RuleMismatchWarning",
     "ScaleMixture",
     "Sensitivity",
+    "SequencePrediction",
     "Stage",
+    "TokenPrediction",
     "Training",
     "UnsupportedOperation",
     "WeightSharing",
@@ -98,9 +125,12 @@ __all__ = [
     "export_onnx",
     "export_program",
     "fit",
+    "from_pretrained",
+    "generate",
     "load",
     "moment_rule",
     "plot",
+    "push_to_hub",
     "restrict",
     "save",
     "sensitivity",

@@ -1,9 +1,7 @@
 """`leanbayes serve`: the page in a real browser, and a server that answers nobody but it."""
 
-import http.client
 import io
 import json
-import threading
 from collections.abc import Iterator
 from http.server import ThreadingHTTPServer
 from pathlib import Path
@@ -14,8 +12,9 @@ import pytest
 from browser_cases import browser as browser
 from cli_cases import Cli
 from PIL import Image
+from serve_cases import ask, dropped, served
 
-from leanbayes.cli.serve import LARGEST, ServeOptions, server_of
+from leanbayes.cli.serve import LARGEST
 from leanbayes.data import ArrayDataset, load
 
 
@@ -32,15 +31,6 @@ def digit() -> bytes:
     return png(data.test.x[0, 0].numpy())
 
 
-def served(folder: Path) -> Iterator[ThreadingHTTPServer]:
-    with server_of(ServeOptions(folder, port=0)) as server:
-        thread = threading.Thread(target=server.serve_forever)
-        thread.start()
-        yield server
-        server.shutdown()
-        thread.join()
-
-
 @pytest.fixture(scope="module")
 def server(digits: Path) -> Iterator[ThreadingHTTPServer]:
     yield from served(digits)
@@ -49,17 +39,6 @@ def server(digits: Path) -> Iterator[ThreadingHTTPServer]:
 @pytest.fixture(scope="module")
 def table_server(toy: Path) -> Iterator[ThreadingHTTPServer]:
     yield from served(toy)
-
-
-def ask(
-    server: ThreadingHTTPServer, method: str = "POST", path: str = "/predict", body: bytes = b"", **headers: str
-) -> tuple[int, Any, dict[str, str]]:
-    connection = http.client.HTTPConnection("127.0.0.1", server.server_port, timeout=60)
-    connection.request(method, path, body, {name.replace("_", "-"): value for name, value in headers.items()})
-    reply = connection.getresponse()
-    content, found = reply.read(), dict(reply.headers)
-    connection.close()
-    return reply.status, json.loads(content) if found["Content-Type"] == "application/json" else content, found
 
 
 def test_it_listens_on_this_machine_only(server: ThreadingHTTPServer) -> None:
@@ -126,13 +105,7 @@ def test_the_page_in_a_browser(browser: Any, server: ThreadingHTTPServer, digit:
     assert page.evaluate("document.querySelector('article img').naturalWidth") == 8
     assert page.text_content("#error") == ""
     assert not heard
-    page.evaluate(
-        """() => {
-          const transfer = new DataTransfer();
-          transfer.items.add(new File(["nothing"], "a.png", { type: "image/png" }));
-          document.dispatchEvent(new DragEvent("drop", { dataTransfer: transfer, bubbles: true, cancelable: true }));
-        }"""
-    )
+    dropped(page, "a.png", "nothing")
     page.wait_for_selector("#error:not(:empty)")
     assert "the upload" in page.text_content("#error")
     assert page.locator("article").count() == 1
@@ -149,6 +122,9 @@ def test_the_page_of_a_table_in_a_browser(browser: Any, table_server: ThreadingH
     page.wait_for_selector("article")
     assert page.locator("article").count() == 2
     assert page.locator("[data-name=row]").all_text_contents() == ["1", "2"]
+    dropped(page, "rows.csv", "0.25\n")
+    page.wait_for_selector("article:nth-child(3)")
+    assert page.input_value("#rows") == "0.25\n"
     page.context.close()
 
 

@@ -61,6 +61,9 @@ CALLS: dict[str, tuple[Callable[..., Any], dict[str, Any]]] = {
                                     "seed": 0}),
     "save": (lb.save, {"bnn": BNN, "path": "none.safetensors"}),
     "load": (lb.load, {"path": "none", "model": NETWORK}),
+    "push_to_hub": (lb.push_to_hub, {"bnn": BNN, "repo_id": "//", "card": None, "private": None, "token": None,
+                                     "commit_message": "first"}),
+    "from_pretrained": (lb.from_pretrained, {"repo": "//", "model": NETWORK, "revision": None, "token": None}),
     "compress": (lb.compress, {"bnn": BNN, "path": "none.lbc", "target_size": None, "max_nll_increase": None,
                                "data": None, "samples": None, "seed": 0, "values": "fp16", "rest": "fp16"}),
     "export": (lb.export_onnx, {"bnn": None, "path": "none.onnx", "example": X, "rule": "moments", "check": True}),
@@ -82,7 +85,7 @@ CALLS: dict[str, tuple[Callable[..., Any], dict[str, Any]]] = {
 }  # fmt: skip
 SETTINGS = (
     lb.PBN, lb.SSVI, lb.VDP, lb.Deterministic, lb.Ensemble, lb.MCDropout, lb.MeanField, lb.RigL, lb.WeightSharing,
-    lb.Normal, lb.ScaleMixture, Recipe, EvaluationSettings,
+    lb.BatchEnsemble, lb.RankOne, lb.ABNN, lb.SNGP, lb.Normal, lb.ScaleMixture, Recipe, EvaluationSettings,
 )  # fmt: skip
 
 

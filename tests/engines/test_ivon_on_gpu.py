@@ -57,6 +57,7 @@ def test_gradients_without_a_kl_are_those_of_autograd() -> None:
         torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-7)
 
 
+@pytest.mark.filterwarnings(r"ignore:\s*Online softmax is disabled")  # advice of the compiler
 @pytest.mark.parametrize("compiled", [False, True])
 def test_training_on_a_gpu_lowers_the_loss(compiled: bool) -> None:
     torch.manual_seed(0)

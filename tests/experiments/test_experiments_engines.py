@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from safetensors.torch import load_file
 
 EXPERIMENTS = Path(__file__).parents[2] / "experiments"
 
@@ -19,7 +20,8 @@ def run(script: str, *words: Any, patch: pytest.MonkeyPatch) -> None:
 
 def test_every_row_is_trained_and_scored(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     task = ("--data", "digits", "--model", "small-cnn", "--epochs", 2, "--batch-size", 128, "--samples", 2)
-    for row in ("sgd", "ivon", "backprop", "ssvi-ivon", "pbn-ivon", "ivon-opt"):
+    rows = ("sgd", "ivon", "backprop", "ssvi-ivon", "pbn-ivon", "ivon-opt", "batch-ensemble", "rank-1", "abnn", "sngp")
+    for row in rows:
         out = tmp_path / f"digits-{row}-0.json"
         run("engines.py", row, *task, "--precision", "fp32", "--device", "cpu", "--out", out, patch=monkeypatch)
         found = json.loads(out.read_text())
@@ -31,7 +33,33 @@ def test_every_row_is_trained_and_scored(tmp_path: Path, monkeypatch: pytest.Mon
             assert 0.25 <= scores["test_with_temperature"]["temperature"] <= 4
         assert str(tmp_path) not in out.read_text()
     table = next(runpy.run_path(str(EXPERIMENTS / "engines_tables.py"))["engines_tables"](tmp_path))
-    assert table.count("digits, small-cnn, 1,078, 2") == 6
+    assert table.count("digits, small-cnn, 1,078, 2") == len(rows)
+
+
+def test_ensembles_of_plain_networks_are_scored(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    task = ("--data", "digits", "--model", "small-cnn", "--epochs", 2, "--batch-size", 128, "--precision", "fp32")
+    for seed in range(2):
+        files = ("--out", tmp_path / f"sgd-{seed}.json", "--save-probs", tmp_path / f"probs-{seed}")
+        run("engines.py", "sgd", *task, "--device", "cpu", "--seed", seed, *files, patch=monkeypatch)
+    probs = [tmp_path / f"probs-{seed}" for seed in range(2)]
+    words = (*probs, "--like", tmp_path / "sgd-0.json", "--out", tmp_path / "ensembles.json")
+    run("ensembles.py", *words, patch=monkeypatch)
+    one, two = json.loads((tmp_path / "ensembles.json").read_text())["ensembles"]
+    alone = [json.loads((tmp_path / f"sgd-{seed}.json").read_text())["scores"]["refreshed"] for seed in range(2)]
+    for kind in ("test", "test_with_temperature"):
+        expected = sum(scores[kind]["nll"] for scores in alone) / 2
+        assert one[kind]["nll"] == pytest.approx(expected, rel=1e-5)
+    stored = [load_file(path) for path in probs]
+    mean = (stored[0]["test"] + stored[1]["test"]) / 2
+    chosen = mean.gather(1, stored[0]["test_labels"][:, None])
+    assert two["test"]["nll"] == pytest.approx(-chosen.log().mean().item(), rel=1e-5)
+    tables = runpy.run_path(str(EXPERIMENTS / "engines_tables.py"))
+    trained, ensembles = tables["engines_tables"](tmp_path)
+    assert "| digits, small-cnn, 1,078, 2 | plain network, SGD |" in trained
+    assert "| digits, small-cnn, 1,078, 2 | 2 |" in ensembles
+    sizes = [{"test_with_temperature": {"nll": nll}} for nll in (0.4, 0.3, 0.28)]
+    found = [tables["equivalent"](nll, sizes) for nll in (0.41, 0.4, 0.375, 0.29, 0.27)]
+    assert found == ["< 1", "1.0", "1.2", "2.5", "> 3"]
 
 
 def test_few_examples_are_compared(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -64,6 +64,7 @@ INVALID: dict[str, tuple[dict[str, Any], str]] = {
     "unknown removal": ({"removal": "magnitude"}, "'absolute_snr'"),
     "unknown addition": ({"addition": "random"}, "'sample', 'mean', 'samples'"),
     "no addition samples": ({"addition_samples": 0}, "addition_samples=0"),
+    "zero std of new weights": ({"new_std": 0.0}, "new_std=0.0"),
     "no exponent": ({"exponent": 0.0}, "exponent=0.0"),
     "no std": ({"init_std": 0.0}, "init_std=0.0"),
     "no prior": ({"prior": lb.Normal}, "prior must be an instance"),

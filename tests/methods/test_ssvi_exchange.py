@@ -214,9 +214,33 @@ def test_addition_criteria() -> None:
     samples = [weights.detach() for weights in method.addition_weights(training, posterior)]
     assert len({tuple(weights.tolist()) for weights in samples}) == 3
     gradients = [weight_gradient(bnn, weights, x, y).abs() for weights in samples]
+    training.batches = lambda: [(x[:1], y[:1]), (x[1:], y[1:])]
+    others = [weight_gradient(bnn, w, *batch).abs() for w, batch in zip(samples[1:], training.batches(), strict=True)]
     torch.testing.assert_close(scores("mean"), weight_gradient(bnn, posterior.mean(), x, y).abs())
     torch.testing.assert_close(scores("sample"), gradients[0])
-    torch.testing.assert_close(scores("samples"), torch.stack(gradients).mean(0))
+    torch.testing.assert_close(scores("samples"), torch.stack([gradients[0], *others]).mean(0))
+    training.batches = lambda: [(x[1:], y[1:])]  # fewer batches than samples
+    others = [weight_gradient(bnn, w, x[1:], y[1:]).abs() for w in samples[1:]]
+    torch.testing.assert_close(scores("samples"), torch.stack([gradients[0], *others]).mean(0))
+    training.batches = lambda: ()
+    with pytest.raises(lb.LeanBayesError, match=r"batches=\.\.\."):
+        scores("samples")
+
+
+@pytest.mark.parametrize("new_std", ["mean", 0.003])
+def test_std_of_new_weights(new_std: Any) -> None:
+    training = stepped(lb.SSVI(0.4, drop=0.6, interval=4, new_std=new_std))
+    posterior = subspace(training.model)
+    before = by_position(posterior, posterior.std().detach())
+    training.model.method.after_step(training)
+    after, layout = by_position(posterior, posterior.std().detach()), training.model.layout
+    slots = {p: int(layout.slots_of(torch.tensor([p]))) for p in {*before, *after}}
+    new = after.keys() - before.keys()
+    assert new
+    for position in new:
+        stayed = [before[p] for p in before.keys() & after.keys() if slots[p] == slots[position]]
+        expected = sum(stayed) / len(stayed) if new_std == "mean" else new_std
+        assert float(after[position]) == pytest.approx(float(expected), rel=1e-5)
 
 
 def test_sensitivity_is_the_mean_squared_gradient_times_the_second_moment() -> None:

@@ -53,7 +53,7 @@ def test_settings_of_the_paper() -> None:
     paper = VDP.paper()
     assert paper.prior == lb.Normal(1.0)
     assert (paper.objective, paper.variance) == ("gaussian", "row")
-    assert (paper.correlation, paper.activations) == ("none", "taylor")
+    assert (paper.correlation, paper.activations) == ("none", "paper")
     assert parse_method("vdp") == VDP()
 
 
@@ -83,9 +83,9 @@ def test_invalid_settings_raise_a_clear_error(settings: dict[str, Any], words: t
 
 def test_the_rule_has_the_settings_of_the_method() -> None:
     bnn = lb.bayesianize(mlp(), VDP.paper())
-    assert bnn.current_rule == MomentPropagation("none", "taylor")
+    assert bnn.current_rule == MomentPropagation("none", "paper")
     with bnn.using("sample"), bnn.using("moments"):
-        assert bnn.current_rule == MomentPropagation("none", "taylor")
+        assert bnn.current_rule == MomentPropagation("none", "paper")
     with bnn.using(MomentPropagation("common", "exact")):
         assert bnn.current_rule == MomentPropagation("common", "exact")
     assert lb.bayesianize(mlp(), VDP()).current_rule == MomentPropagation("common", "exact")
@@ -105,7 +105,7 @@ def test_the_initial_std_is_relative_to_each_layer(variance: Any, kind: type) ->
 
 
 def softmax_moments(loc: Tensor, variance: Tensor) -> tuple[Tensor, Tensor]:
-    """Mean and variance of the probabilities by their Jacobian, kept below p(1 - p) as in the rule for softmax."""
+    """Mean and variance of the probabilities by their Jacobian, kept below p(1 - p), which the paper does not do."""
     probs = loc.softmax(-1)
     jacobian = torch.diag_embed(probs) - probs.unsqueeze(-1) * probs.unsqueeze(-2)
     first_order = (jacobian.square() @ variance.unsqueeze(-1)).squeeze(-1)
@@ -126,6 +126,43 @@ def test_equation_11_scores_one_hot_labels(std: float) -> None:
     assert int(observations) == 17
     moved = lb.Moments(output.loc.movedim(-1, 1), output.variance.movedim(-1, 1))
     torch.testing.assert_close(lb.Categorical().gaussian_nll(moved, y).total, total)
+
+
+def test_the_paper_scores_one_hot_labels_by_equations_9_and_11() -> None:
+    """Equation 9 as printed, by autograd: the variance of a probability is Σ_j J_ij² v_j, without a bound."""
+    torch.manual_seed(0)
+    net = nn.Linear(3, 4).double()
+    bnn = lb.bayesianize(net, VDP(lb.Normal(1.0), 2.0, False, "gaussian", "row", "none", "paper"), select=["weight"])
+    x = torch.randn(6, 3, generator=generator(), dtype=torch.float64)
+    y = torch.randint(4, (6,), generator=generator())
+    output = bnn(x)
+    jacobian = torch.func.vmap(torch.func.jacrev(lambda z: z.softmax(-1)))(output.loc)
+    variance = (jacobian.square() @ output.variance.unsqueeze(-1)).squeeze(-1).clamp_min(1e-3)
+    probs = output.loc.softmax(-1)
+    assert bool((variance > probs * (1 - probs)).any())  # where the bound of the default would act
+    expected = 0.5 * ((F.one_hot(y, 4) - probs).square() / variance + variance.log()).sum()
+    torch.testing.assert_close(bnn.likelihood.gaussian_nll(output, y).total, expected, rtol=1e-10, atol=0)
+
+
+def test_the_paper_takes_the_statistics_of_a_layer_norm_as_constants() -> None:
+    """Equation 14: σ_y² = (γ/s)² σ_x², with the mean of the plain network."""
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Linear(3, 5), nn.LayerNorm(5)).double()
+    with torch.no_grad():
+        net[1].weight.copy_(torch.linspace(0.5, 2, 5))
+    x = torch.randn(6, 3, generator=generator(), dtype=torch.float64)
+    plain = net(x)
+    bnn = lb.bayesianize(net, VDP.paper())
+    with bnn.using("moments"):
+        output = bnn(x)
+    linear = net[0]
+    noise_of_weights = bnn.posterior.variance().view(5, 3)
+    inside = F.linear(x.square(), noise_of_weights)
+    scale = (
+        torch.linspace(0.5, 2, 5, dtype=torch.float64) / (linear(x).var(-1, correction=0, keepdim=True) + 1e-5).sqrt()
+    )
+    torch.testing.assert_close(output.loc, plain)
+    torch.testing.assert_close(output.variance, scale.square() * inside)
 
 
 def test_equation_11_scores_binary_labels() -> None:

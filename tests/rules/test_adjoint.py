@@ -14,6 +14,7 @@ import leanbayes as lb
 from leanbayes.core.counters import PeakMemory
 from leanbayes.core.network import call_with, output_tensor
 from leanbayes.rules import Adjoint, adjoint, linear_in_weight
+from leanbayes.rules.margins import with_margin_variance
 
 
 def jacobian(bnn: lb.BayesianModel, x: Any, scalars: Callable[[Tensor], Tensor]) -> Tensor:
@@ -301,8 +302,51 @@ def test_the_mean_can_be_that_of_moments() -> None:
     with torch.no_grad(), bnn.using("adjoint"):
         output = bnn(x)
     assert not torch.allclose(output.loc, prediction.outputs[0])
-    two = prediction.outputs[0].topk(2, 1).indices
-    torch.testing.assert_close(prediction.margin_std, output.variance.gather(1, two).sum(1).sqrt())
+    same = (output.loc.topk(2, 1).indices == prediction.outputs[0].topk(2, 1).indices).all(1)
+    assert same.any()
+    torch.testing.assert_close(prediction.margin_std[same], (2 * output.variance[same, 0]).sqrt())
+
+
+def test_the_mean_of_moments_has_corrected_layers() -> None:
+    bnn, x = make(CASES["cnn"].build(), lb.MeanField(init_std=0.3)), double(CASES["cnn"].example())
+    plain = bnn.predict(x, rule=Adjoint(mean="moments"), keep_outputs=True).outputs
+    lb.calibrate(bnn, [x], layers=True, factors=False, samples=4, generator=torch.Generator().manual_seed(0))
+    corrected = bnn.predict(x, rule=Adjoint(mean="moments"), keep_outputs=True).outputs
+    assert not torch.allclose(plain, corrected)
+    with torch.no_grad(), bnn.using("moments"):
+        torch.testing.assert_close(corrected[0], bnn(x).loc)
+
+
+@pytest.mark.parametrize("probes", [0, 5])
+@pytest.mark.parametrize("shape", [(7, 4), (2, 4, 3)])
+def test_one_difference_of_logits_gets_another_variance(probes: int, shape: tuple[int, ...]) -> None:
+    """The covariance is A C Aᵀ with A = I + (γ - 1) C d dᵀ / dᵀC d, and what is uncorrelated with dᵀz stays."""
+    source = torch.Generator().manual_seed(1)
+    loc, variance = (torch.rand(shape, generator=source, dtype=torch.float64) for _ in range(2))
+    positions = shape[:1] + shape[2:]
+    common = torch.randn(probes, *shape[:2], *[1] * (len(shape) - 2), generator=source, dtype=torch.float64)
+    wanted = 0.1 + 3 * torch.rand(positions, generator=source, dtype=torch.float64)
+    two = loc.movedim(1, -1).topk(2, -1).indices
+    found = with_margin_variance(lb.Moments(loc, variance, common if probes else None), wanted, two, 1)
+
+    def covariance(moments: lb.Moments) -> Tensor:
+        total = torch.diag_embed(moments.independent.movedim(1, -1))
+        for probe in () if moments.common is None else moments.common:
+            u = probe.expand(shape).movedim(1, -1)
+            total = total + u[..., :, None] * u[..., None, :]
+        return total
+
+    before, after = covariance(lb.Moments(loc, variance, common if probes else None)), covariance(found)
+    d = torch.zeros(*positions, 4, dtype=torch.float64)
+    d.scatter_(-1, two[..., :1], 1.0).scatter_(-1, two[..., 1:], -1.0)
+    cd = before @ d[..., None]
+    q = d[..., None, :] @ cd
+    gain = (wanted[..., None, None] / q).sqrt()
+    matrix = torch.eye(4, dtype=torch.float64) + (gain - 1) / q * cd @ d[..., None, :]
+    torch.testing.assert_close(after, matrix @ before @ matrix.mT)
+    torch.testing.assert_close((d[..., None, :] @ after @ d[..., None])[..., 0, 0], wanted)
+    torch.testing.assert_close(found.variance.movedim(1, -1), after.diagonal(dim1=-2, dim2=-1))
+    assert torch.equal(found.loc, loc)
 
 
 def test_a_prediction_leaves_no_gradients_and_no_graph() -> None:

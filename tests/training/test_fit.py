@@ -27,6 +27,7 @@ from training_cases import (
     curve,
     expect,
     mlp,
+    mlp_for,
     models_equal,
     stripes,
     task,
@@ -49,7 +50,7 @@ def train(
     network: nn.Module | None = None, method: lb.Method | None = None, data: Any = None, **settings: Any
 ) -> lb.BayesianModel:
     """Train a small network on a small task, without progress."""
-    network = mlp() if network is None else network
+    network = mlp_for(method or lb.MeanField()) if network is None else network
     data = task(clusters()) if data is None else data
     return fit(network, method or lb.MeanField(), data, **{**SETTINGS, **settings})
 

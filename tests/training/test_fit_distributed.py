@@ -20,6 +20,7 @@ from training_cases import (
     curve,
     finish,
     mlp,
+    mlp_for,
     run_conv,
     run_mlp,
     run_signaled,
@@ -73,7 +74,9 @@ def test_two_processes_train_as_one_with_two_parts(method: lb.Method, tmp_path: 
     run_by_two(run_mlp, method, tmp_path / "two", **settings)
     run_mlp(method, tmp_path / "one", accumulate=2, **settings)
     # With separate noise per example, a prediction depends on how the held-out examples are split into batches.
-    close_runs(tmp_path / "two", tmp_path / "one", mlp(), scores=not isinstance(method, lb.MCDropout))
+    close_runs(
+        tmp_path / "two", tmp_path / "one", mlp_for(method), scores=not isinstance(method, (lb.MCDropout, lb.SNGP))
+    )
 
 
 def test_batch_norm_dropout_and_augmentation_do_not_depend_on_the_processes(tmp_path: Path) -> None:

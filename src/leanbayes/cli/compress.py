@@ -73,8 +73,8 @@ def _with_out_last(words: list[str]) -> list[str]:
 
 def _compress(options: CompressOptions) -> None:
     run = open_run(options.run, options.device)
-    if not run.model.method.bayesian_weights:
-        others = ", ".join(name for name, method in METHODS.items() if method.bayesian_weights)
+    if not run.model.method.random_weights:
+        others = ", ".join(name for name, method in METHODS.items() if method.random_weights)
         raise LeanBayesError(
             f"{options.run} is a run of {type(run.model.method).__name__}, which has no Bayesian weights to share: "
             f"compress one of {others}."

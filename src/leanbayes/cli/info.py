@@ -114,7 +114,9 @@ def _file_lines(path: Path, file: dict[str, Any]) -> list[tuple[str, str]]:
     mean, std = file["moment_scale"]
     layers = f"corrected in {len(file['moment_layers'])} layers" if file["moment_layers"] else ""
     factors = "" if mean == std == 1 else f"mean × {mean:.4g}, std × {std:.4g}"
-    calibration = ", ".join(filter(None, [layers, factors])) or "not calibrated"
+    weight, factor = file["moment_margin"]
+    margin = "" if weight == factor == 1 else f"adjoint: weight {weight:.4g}, std × {factor:.4g}"
+    calibration = ", ".join(filter(None, [layers, factors, margin])) or "not calibrated"
     return [
         ("file", f"{path}, {file['bytes']:,} bytes"),
         ("method", _settings(file["method"])),

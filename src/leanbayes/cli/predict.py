@@ -1,7 +1,7 @@
 """`leanbayes predict RUN FILES`: label, probability and uncertainty of images; mean and std for rows of tables."""
 
 import shlex
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -20,6 +20,7 @@ from leanbayes.data import TABLE_ENDINGS
 from leanbayes.errors import LeanBayesError
 from leanbayes.likelihoods import ClassPrediction
 from leanbayes.likelihoods.decisions import Decision
+from leanbayes.model.bayesian import BayesianModel
 from leanbayes.training.progress import say
 
 Files = Annotated[
@@ -100,27 +101,35 @@ def _text(value: Any) -> str:
     return " ".join(map(str, value)) or "none" if isinstance(value, list) else str(value)
 
 
-def _prediction(run: TrainedRun, x: Tensor, options: PredictOptions) -> tuple[Any, Decision | None]:
-    """Return the prediction, and what to do with each input if the run has a policy."""
-    generator, policy = torch.Generator().manual_seed(options.seed), run.model.policy
+def prediction_of(
+    model: BayesianModel, x: Tensor | dict[str, Tensor], options: PredictOptions
+) -> tuple[Any, Decision | None]:
+    """Return the prediction, and what to do with each input if the model has a policy."""
+    generator, policy = torch.Generator().manual_seed(options.seed), model.policy
     rule, samples = options.rule, options.samples
     if policy is not None and rule is None:
         rule, samples = policy.rule, samples or policy.samples
-    prediction = run.model.predict(x.to(run.model.device), samples, rule=rule, generator=generator)
+    prediction = model.predict(x, samples, rule=rule, generator=generator)
     return prediction, None if policy is None else policy(prediction)
 
 
 def predict_image(run: TrainedRun, path: Path, options: PredictOptions) -> dict[str, Any]:
     """Return the label of an image, its uncertainty, and the verdict if the run has a policy."""
-    prediction, decision = _prediction(run, run.read(path), options)
+    prediction, decision = prediction_of(run.model, run.read(path).to(run.model.device), options)
+    return {"image": str(path), **class_row(prediction, decision, run.record["config"]["classes"], run.folder)}
+
+
+def class_row(
+    prediction: Any, decision: Decision | None, classes: Sequence[str] | None, folder: Path
+) -> dict[str, Any]:
+    """Return the label of one input, its uncertainty, and the verdict if there is one."""
     if not isinstance(prediction, ClassPrediction):
-        raise LeanBayesError(f"The run in {run.folder} does not predict classes: use lb.load and bnn.predict.")
+        raise LeanBayesError(f"The model in {folder} does not predict classes: use lb.load and bnn.predict.")
     label = int(prediction.label.flatten().mode().values)
-    classes = run.record["config"]["classes"]
     values = (prediction.confidence, prediction.entropy, prediction.mutual_information)
     means = {name: value.mean().item() for name, value in zip(_CLASS_COLUMNS, values, strict=True)}
     names = [*classes] if classes else [*range(prediction.probs.shape[prediction.class_dim])]
-    found = {"image": str(path), "label": names[label] if label < len(names) else label, **means}
+    found: dict[str, Any] = {"label": names[label] if label < len(names) else label, **means}
     if decision is not None and decision.sets is not None:
         found["set"] = [names[place] for place in decision.sets[0].nonzero()[:, 0].tolist()]
     if decision is not None:
@@ -134,7 +143,7 @@ def predict_image(run: TrainedRun, path: Path, options: PredictOptions) -> dict[
 
 def predict_table(run: TrainedRun, path: Path, options: PredictOptions) -> list[dict[str, Any]]:
     """Return mean and std of each row of a table, and the interval and the verdict if the run has a policy."""
-    prediction, decision = _prediction(run, run.read_rows(path), options)
+    prediction, decision = prediction_of(run.model, run.read_rows(path).to(run.model.device), options)
     scales = run.record["config"]["scales"]
     mean, std = scales["target_mean"][0], scales["target_std"][0]
     values = (prediction.mean * std + mean, prediction.std * std, prediction.epistemic_variance.sqrt() * std)

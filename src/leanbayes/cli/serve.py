@@ -1,4 +1,4 @@
-"""`leanbayes serve RUN`: try a run in the browser, on a page of this machine that needs nothing from elsewhere."""
+"""`leanbayes serve RUN`: try a model in the browser, on a page of this machine that needs nothing from elsewhere."""
 
 import html
 import json
@@ -13,6 +13,7 @@ from leanbayes.cli.console import line
 from leanbayes.cli.options import RuleName, RunFolder, parse
 from leanbayes.cli.predict import PredictOptions, predict_image, predict_table
 from leanbayes.cli.runs import TrainedRun, open_run
+from leanbayes.cli.text_models import is_text_model, open_text_model
 from leanbayes.core.json_values import json_text
 from leanbayes.errors import LeanBayesError
 
@@ -30,15 +31,27 @@ _HEADERS = {
 }
 
 
+_ASKS = {  # what the page asks for
+    "image": "",
+    "table": "Rows of inputs, separated by commas, one row per line",
+    "text": "A text",
+}
+
+
 @dataclass(frozen=True)
 class ServeOptions:
-    """Try a run in the browser: drop an image or paste a row, and see what it predicts and whether it would answer.
+    """Try a model in the browser: drop an image, a row or a text, and see what it predicts and whether it would answer.
 
     The page is for this machine only: the server listens on 127.0.0.1, takes uploads of at most 16 MiB, and stores
     none of them. Ctrl-C stops it. For a service use export, which writes a file for onnxruntime.
 
+    A text classifier of transformers is a folder with model.safetensors, which lb.save wrote, and what save_pretrained
+    of its config and of its tokenizer wrote.
+
     Attributes:
-        run: folder of the run.
+        run: folder of the run, or of a text classifier.
+        network: function that builds the network of a text classifier, as MODULE:FUNCTION, such as one with adapters.
+            None means the network that its config describes.
         port: port of the page. 0 means a free one.
         samples: Monte Carlo samples per prediction. None means those of the policy, or the default of the method.
         rule: how random weights are combined with activations; moments needs one pass and no samples. None means the
@@ -49,12 +62,22 @@ class ServeOptions:
     """
 
     run: RunFolder
+    network: str | None = None
     port: int = 8000
     samples: int | None = None
     rule: RuleName | None = None
     device: Literal["cpu", "cuda"] | None = None
     seed: int = 0
     json: bool = False
+
+
+@dataclass(frozen=True)
+class Served:
+    """What a page is about, and the function that predicts an upload."""
+
+    title: str
+    kind: Literal["image", "table", "text"]
+    predict: Callable[[bytes], list[dict[str, Any]]]
 
 
 def command(words: list[str]) -> Callable[[], None]:
@@ -76,13 +99,18 @@ def _serve(options: ServeOptions) -> None:
 
 
 def server_of(options: ServeOptions) -> ThreadingHTTPServer:
-    """Return a server for a run, which listens but does not answer yet."""
-    run = open_run(options.run, options.device)
+    """Return a server for a model, which listens but does not answer yet."""
     settings = PredictOptions(options.run, (), options.samples, options.rule, options.device, options.seed)
+    if is_text_model(options.run):
+        served = _served_text(options, settings)
+    elif options.network is not None:
+        raise LeanBayesError(f"--network is for text classifiers, and {options.run} has no tokenizer: leave it out.")
+    else:
+        served = _served_run(open_run(options.run, options.device), settings)
 
     class Bound(_Handler):
-        predict = staticmethod(lambda body, name: predicted(run, settings, body, name))
-        page = page_of(run)
+        predict = staticmethod(served.predict)
+        page = page_of(served)
 
     try:
         return ThreadingHTTPServer((HOST, options.port), Bound)
@@ -90,37 +118,48 @@ def server_of(options: ServeOptions) -> ThreadingHTTPServer:
         raise LeanBayesError(f"Port {options.port} cannot be used ({error.strerror}): give another --port.") from None
 
 
-def takes_tables(run: TrainedRun) -> bool:
-    """Whether a run predicts rows of tables, not images."""
-    return len(run.record["config"]["model"]["input_shape"]) != 3
+def _served_text(options: ServeOptions, settings: PredictOptions) -> Served:
+    text_model = open_text_model(options.run, options.network, options.device)
+
+    def predict(body: bytes) -> list[dict[str, Any]]:
+        try:
+            return [text_model.predict(body.decode("utf-8"), settings)]
+        except UnicodeDecodeError:
+            raise LeanBayesError("The upload is not a text: write one.") from None
+
+    return Served(text_model.title, "text", predict)
 
 
-def page_of(run: TrainedRun) -> bytes:
-    """Return the page of a run."""
+def _served_run(run: TrainedRun, settings: PredictOptions) -> Served:
     config = run.record["config"]
-    kind = "table" if takes_tables(run) else "image"
-    values = {"title": f"{config['source']['name']}, {config['model']['name']}", "kind": kind}
+    table = len(config["model"]["input_shape"]) != 3
+
+    def predict(body: bytes) -> list[dict[str, Any]]:
+        """Predict an upload, which is a file for the time of the prediction only."""
+        name = "the upload"
+        with tempfile.TemporaryDirectory() as folder:
+            path = Path(folder, "upload.csv" if table else "upload")
+            path.write_bytes(body)
+            try:
+                rows = predict_table(run, path, settings) if table else [predict_image(run, path, settings)]
+            except LeanBayesError as error:
+                raise LeanBayesError(str(error).replace(str(path), name)) from None
+        return [{key: name if key in ("image", "table") else value for key, value in row.items()} for row in rows]
+
+    return Served(f"{config['source']['name']}, {config['model']['name']}", "table" if table else "image", predict)
+
+
+def page_of(served: Served) -> bytes:
+    """Return the page of a model."""
+    values = {"title": served.title, "kind": served.kind, "asks": _ASKS[served.kind]}
     text = _PAGE.read_text(encoding="utf-8")
     for name, value in values.items():
-        text = text.replace(f"@{name}@", html.escape(str(value)))
+        text = text.replace(f"@{name}@", html.escape(value))
     return text.encode()
 
 
-def predicted(run: TrainedRun, options: PredictOptions, body: bytes, name: str) -> list[dict[str, Any]]:
-    """Predict an upload, which is a file for the time of the prediction only."""
-    table = takes_tables(run)
-    with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder, "upload.csv" if table else "upload")
-        path.write_bytes(body)
-        try:
-            rows = predict_table(run, path, options) if table else [predict_image(run, path, options)]
-        except LeanBayesError as error:
-            raise LeanBayesError(str(error).replace(str(path), name)) from None
-    return [{key: name if key in ("image", "table") else value for key, value in row.items()} for row in rows]
-
-
 class _Handler(BaseHTTPRequestHandler):
-    predict: Callable[[bytes, str], list[dict[str, Any]]]
+    predict: Callable[[bytes], list[dict[str, Any]]]
     page: bytes
     timeout = _SECONDS
 
@@ -144,7 +183,7 @@ class _Handler(BaseHTTPRequestHandler):
             return self._refuse(413, f"The upload is larger than {LARGEST >> 20} MiB.")
         body = self.rfile.read(int(length))
         try:
-            rows = self.predict(body, "the upload")
+            rows = self.predict(body)
         except LeanBayesError as error:
             return self._refuse(400, str(error))
         return self._reply(200, json_text(rows).encode(), "application/json")

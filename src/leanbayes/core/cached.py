@@ -9,6 +9,7 @@ from torch import Tensor
 from leanbayes.core import noise
 
 T = TypeVar("T")
+_WHOLE = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}  # by bytes
 
 
 class Cached(Generic[T]):
@@ -54,7 +55,13 @@ def _can_be_compared(tensors: list[Tensor]) -> bool:
 def _fingerprint(tensors: list[Tensor]) -> tuple[Any, ...]:
     versions = [None if t.is_inference() else t._version for t in tensors]
     places = [(t.data_ptr(), t.shape, t.stride(), t.dtype, t.device) for t in tensors]
-    bits = [torch.hash_tensor(t.detach()).view(torch.int64) for t in tensors]  # the XOR of all elements
-    sums = [t.detach().sum().double().view(torch.int64) for t in tensors]  # the XOR of equal elements may be 0
+    bits = [_sum_of_bits(t.detach()).long() for t in tensors]  # it wraps around, so for equal elements it may be 0
+    sums = [t.detach().sum().double().view(torch.int64) for t in tensors]  # it rounds, so a small change may be lost
     sizes = torch.stack([one.to(tensors[0].device) for one in (*bits, *sums)]).tolist() if tensors else []
     return *zip(versions, places, strict=True), *sizes
+
+
+def _sum_of_bits(tensor: Tensor) -> Tensor:
+    """Return the sum of all elements, whose bits are taken for integers. It changes if any single bit does."""
+    whole = _WHOLE[tensor.dtype.itemsize]
+    return tensor.view(whole).sum(dtype=torch.int64 if whole is torch.int64 else torch.int32)

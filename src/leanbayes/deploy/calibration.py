@@ -32,10 +32,12 @@ from torch import Tensor
 from leanbayes.core.arguments import checked
 from leanbayes.core.network import call_with, evaluation_mode, inputs_of, output_tensor
 from leanbayes.deploy.layer_corrections import Progress, correct_layers
+from leanbayes.deploy.margin_fit import fit_margin
 from leanbayes.errors import LeanBayesError
 from leanbayes.likelihoods.accumulators import Running
 from leanbayes.likelihoods.expectations import softmax_means
 from leanbayes.model.bayesian import BayesianModel
+from leanbayes.rules import Moments
 
 Target = Literal["labels", "samples"]
 _LOGITS, _OUTCOMES = 1 << 13, 64  # most logits per batch to keep, but at least this number of outcomes
@@ -48,11 +50,28 @@ _SAMPLES, _LAYER_SAMPLES = 30, 64
 _NOTHING = "calibrate() got no batches whose outputs vary: pass some held-out inputs."
 
 
-class _Outcomes(NamedTuple):
-    """Logits of one pass, and the probabilities that they should give, (outcomes, classes) each."""
+class _Logits(NamedTuple):
+    """Logits of one pass, (outcomes, classes): mean, independent variance, and common noise with its probes first."""
 
     loc: Tensor
     variance: Tensor
+    common: Tensor | None
+
+    def probs(self, mean: Tensor | float, std: Tensor | float) -> Tensor:
+        """Return the probabilities, given the two factors."""
+        common = None if self.common is None else std * self.common
+        return softmax_means(mean * self.loc, std**2 * self.variance.clamp_min(_LEAST), common)[0]
+
+    @property
+    def is_random(self) -> bool:
+        """Whether any logit has a variance."""
+        return bool((self.variance > 0).any() or (self.common is not None and (self.common != 0).any()))
+
+
+class _Outcomes(NamedTuple):
+    """Logits of one pass, and the probabilities that they should give, (outcomes, classes)."""
+
+    logits: _Logits
     probs: Tensor
 
 
@@ -74,11 +93,12 @@ def calibrate(
 
     `bnn.predict(x, rule="moments")` uses them from then on, and `lb.save` and `lb.compress` keep them. With
     `layers=True` the output of each layer is corrected too, from the first to the last, without labels: its mean and
-    variance become those of samples, per channel and on average over the inputs.
+    variance become those of samples, per channel and on average over the inputs. For classes it also fits how
+    `Adjoint(mean="moments")` weighs its two variances of the margin.
 
     Args:
-        bnn: The trained model. Only `bnn.moment_scale` and, with `layers=True`, `bnn.moment_layers` change, and a
-            `bnn.policy`, which was fitted to other predictions, is removed.
+        bnn: The trained model. Only `bnn.moment_scale` and, with `layers=True`, `bnn.moment_layers` and
+            `bnn.moment_margin` change, and a `bnn.policy`, which was fitted to other predictions, is removed.
         batches: Held-out (input, label) pairs. Inputs alone are enough if `to="samples"`. Some hundred
             examples are enough.
         to: "labels" makes one pass agree with held-out labels, which corrects a posterior that is over- or
@@ -110,7 +130,7 @@ def calibrate(
     if isinstance(samples, bool) or not isinstance(samples, int) or samples < 2:
         raise LeanBayesError(f"samples={samples!r} must be a whole number of at least 2: a variance needs two.")
     _check_layers(bnn, layers, layer_inputs, factors)
-    before = bnn.moment_scale, bnn.moment_layers
+    before = bnn.moment_scale, bnn.moment_layers, bnn.moment_margin
     bnn.moment_scale = found = (1.0, 1.0)
     try:
         with torch.no_grad(), evaluation_mode(bnn):
@@ -120,11 +140,12 @@ def calibrate(
                 if not corrections:
                     raise LeanBayesError(_NO_LAYERS)
                 bnn.moment_layers = corrections
+                bnn.moment_margin = fit_margin(bnn, batches, samples, layer_inputs, generator)
             if factors:
                 to_labels = target == "labels"
                 found = _to_labels(bnn, batches) if to_labels else _to_samples(bnn, batches, samples, generator)
     except BaseException:
-        bnn.moment_scale, bnn.moment_layers = before
+        bnn.moment_scale, bnn.moment_layers, bnn.moment_margin = before
         raise
     bnn.moment_scale, bnn.policy = found, None  # a policy was fitted to other predictions
     return found
@@ -182,7 +203,8 @@ def _compare(
     bnn: BayesianModel, x: Any, samples: int, generator: torch.Generator | None
 ) -> tuple[Tensor, _Outcomes | None]:
     """Return sums over one batch (m·m̂, m², log(v̂/v), and its number of terms), and its outcomes if there are logits."""
-    loc, variance = _one_pass(bnn, x)
+    ours = _one_pass(bnn, x)
+    loc, variance = ours.loc.double(), ours.variance.double().expand_as(ours.loc)
     outputs, probs = Running(), Running()
     with bnn.using("sample"):
         for number in range(samples):
@@ -196,8 +218,8 @@ def _compare(
     usable = (variance > 0) & (true > 0)
     logs = torch.where(usable, torch.where(usable, true, 1.0).log() - torch.where(usable, variance, 1.0).log(), 0.0)
     sums = torch.stack([(loc * outputs.mean).sum(), loc.square().sum(), logs.sum(), usable.sum().double()])
-    rows = _rows(bnn, loc, variance)
-    return sums, None if rows is None else _Outcomes(*rows, probs.mean)
+    rows = _rows(bnn, ours)
+    return sums, None if rows is None else _Outcomes(rows, probs.mean)
 
 
 def _to_labels(bnn: BayesianModel, batches: Iterable[Any]) -> tuple[float, float]:
@@ -206,17 +228,17 @@ def _to_labels(bnn: BayesianModel, batches: Iterable[Any]) -> tuple[float, float
     for batch in batches:
         if not isinstance(batch, (tuple, list)) or len(batch) < 2:
             raise LeanBayesError('calibrate() needs (input, label) pairs: pass them, or use to="samples".')
-        loc, variance = _one_pass(bnn, inputs_of(batch))
-        rows, y = _rows(bnn, loc, variance), batch[1].to(loc.device)
+        ours = _one_pass(bnn, inputs_of(batch))
+        loc, rows, y = ours.loc.double(), _rows(bnn, ours), batch[1].to(ours.loc.device)
         if rows is None:
             name = type(bnn.likelihood).__name__
             raise LeanBayesError(f'{name} has no probabilities to fit to labels: use to="samples".')
         bnn.likelihood.check_shape(loc, y)
         bnn.likelihood.check_values(loc, y)
-        kept.append(_Outcomes(*rows, _some(bnn.likelihood.label_probs(y, loc))))
-    if any(not outcomes.loc.isfinite().all() or outcomes.variance.isnan().any() for outcomes in kept):
+        kept.append(_Outcomes(rows, _some(bnn.likelihood.label_probs(y, loc))))
+    if any(not logits.loc.isfinite().all() or logits.variance.isnan().any() for logits, _ in kept):
         raise LeanBayesError(_NAN)
-    if not any((outcomes.variance > 0).any() for outcomes in kept):
+    if not any(logits.is_random for logits, _ in kept):
         raise LeanBayesError(_NOTHING)
     found = _nearest(kept, (1.0, 1.0), _PRIOR_STD**-2)
     return found if _wrong(kept) >= LEAST_WRONG else _not_more_certain(kept, found)
@@ -225,8 +247,8 @@ def _to_labels(bnn: BayesianModel, batches: Iterable[Any]) -> tuple[float, float
 def _wrong(kept: Sequence[_Outcomes]) -> int:
     """Return how many of the labels are not the most probable class."""
     wrong = 0
-    for loc, variance, probs in kept:
-        ours, _ = softmax_means(loc, variance.clamp_min(_LEAST))
+    for logits, probs in kept:
+        ours = logits.probs(1.0, 1.0)
         wrong += int(((ours.argmax(-1) != probs.argmax(-1)) & (probs.sum(-1) > 0)).sum())
     return wrong
 
@@ -245,23 +267,32 @@ def _cross_entropy(kept: Sequence[_Outcomes], factors: tuple[float, float]) -> f
     """Return the cross-entropy with the prior of the factors, as `_nearest` minimizes it."""
     mean, std = factors
     total = 0.5 * _PRIOR_STD**-2 * (math.log(mean) ** 2 + math.log(std) ** 2)
-    for loc, variance, probs in kept:
-        ours, _ = softmax_means(mean * loc, std**2 * variance.clamp_min(_LEAST))
+    for logits, probs in kept:
+        ours = logits.probs(mean, std)
         total -= float((probs * ours.clamp_min(_LEAST).log()).sum())
     return total
 
 
-def _one_pass(bnn: BayesianModel, x: Any) -> tuple[Tensor, Tensor]:
-    """Return mean and variance of the outputs, without advancing the model's noise stream."""
+def _one_pass(bnn: BayesianModel, x: Any) -> Moments:
+    """Return the outputs of one pass, without advancing the model's noise stream."""
     with bnn.using("moments"), bnn.frozen(0):
-        ours = output_tensor(call_with(bnn, x))
-    return ours.loc.double(), ours.variance.double().expand_as(ours.loc)
+        output: Moments = output_tensor(call_with(bnn, x))
+    return output.plain()
 
 
-def _rows(bnn: BayesianModel, loc: Tensor, variance: Tensor) -> tuple[Tensor, Tensor] | None:
-    """Return mean and variance of some of the logits, (outcomes, classes), or None if the outputs are not logits."""
-    rows = [bnn.likelihood.logits(part) for part in (loc, variance)]
-    return None if rows[0] is None or rows[1] is None else (_some(rows[0]), _some(rows[1]))
+def _rows(bnn: BayesianModel, output: Moments) -> _Logits | None:
+    """Return some of the logits, or None if the outputs are not logits."""
+
+    def rows(part: Tensor) -> Tensor | None:
+        logits = bnn.likelihood.logits(part.double().expand_as(output.loc))
+        return None if logits is None else _some(logits)
+
+    loc, variance = rows(output.loc), rows(output.independent)
+    if loc is None or variance is None:
+        return None
+    directions = [] if output.common is None else [rows(direction) for direction in output.common]
+    common = [direction for direction in directions if direction is not None]
+    return _Logits(loc, variance, torch.stack(common) if common else None)
 
 
 def _some(logits: Tensor) -> Tensor:
@@ -283,7 +314,7 @@ def _nearest(
         free: Which of the two factors to fit. The other one keeps its start.
     """
     logs = torch.tensor([math.log(max(factor, _LEAST)) for factor in start], dtype=torch.float64, requires_grad=True)
-    count = sum(len(outcomes.loc) for outcomes in kept)
+    count = sum(len(outcomes.probs) for outcomes in kept)
     optimizer = torch.optim.LBFGS([logs], max_iter=100, line_search_fn="strong_wolfe")
 
     def cross_entropy() -> float:
@@ -291,9 +322,8 @@ def _nearest(
         prior = 0.5 * precision * logs.square().sum() / count
         prior.backward()
         total = prior.item()
-        for loc, variance, probs in kept:
-            mean, std = logs.to(loc.device).exp()
-            ours, _ = softmax_means(mean * loc, std.square() * variance.clamp_min(_LEAST))
+        for logits, probs in kept:
+            ours = logits.probs(*logs.to(probs.device).exp())
             loss = -(probs * ours.clamp_min(_LEAST).log()).sum() / count
             loss.backward()
             total += loss.item()

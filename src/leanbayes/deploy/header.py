@@ -169,6 +169,16 @@ def moment_scale_of(header: Mapping[str, Any]) -> tuple[float, float]:
     return float(scale[0]), float(scale[1])
 
 
+def moment_margin_of(header: Mapping[str, Any]) -> tuple[float, float]:
+    """Return the weight and factor of the margin of combined predictions; older files have none."""
+    margin = header.get("moment_margin", [1.0, 1.0])
+    if not (_is_list(margin, lambda one: type(one) in (int, float) and 0 <= one < math.inf) and len(margin) == 2):
+        raise ValueError("its fit of the margin has wrong numbers")
+    if margin[0] > 1 or margin[1] == 0:
+        raise ValueError("its fit of the margin has wrong numbers")
+    return float(margin[0]), float(margin[1])
+
+
 def moment_layers_of(header: Mapping[str, Any], layout: Layout) -> dict[str, int]:
     """Return the number of channels of each layer that is corrected in one pass, by weight; older files have none."""
     channels, slots = header.get("moment_layers", {}), {slot.name: slot.numel for slot in layout}

@@ -49,16 +49,20 @@ def correct_layers(
     inputs: int,
     generator: torch.Generator | None,
     progress: Progress | None = None,
+    kind: "type[Layer] | None" = None,
 ) -> dict[str, Tensor]:
-    """Measure the correction of each layer on the first inputs, by the names of the weights; the model is unchanged."""
+    """Measure the correction of each layer on the first inputs, by the names of the weights; the model is unchanged.
+
+    `kind` is the form of the corrections: `Layer`, or a subclass.
+    """
     made = bnn.method.make_rule("moments")
     assert isinstance(made, MomentPropagation)
-    parts = list(_parts(list(batches), inputs, bnn.batch_first))
-    layers: dict[int, _Layer] = {}
+    parts = list(small_parts(list(batches), inputs, bnn.batch_first))
+    layers: dict[int, Layer] = {}
     done, total = 0, sum(rows for _, rows in parts)
     for x, rows in parts:
         rule = _Measuring(made.correlation, made.activations, made.maps)
-        rule.measure(_sampled(bnn, x, samples, generator), layers)
+        rule.measure(_sampled(bnn, x, samples, generator), layers, kind or Layer)
         with bnn.using(rule), bnn.frozen(0):
             call_with(bnn, x)
         done += rows
@@ -71,7 +75,7 @@ def correct_layers(
     return found
 
 
-def _parts(batches: Sequence[Any], inputs: int, batch_first: bool) -> Iterator[tuple[Any, int]]:
+def small_parts(batches: Sequence[Any], inputs: int, batch_first: bool) -> Iterator[tuple[Any, int]]:
     """Yield the first inputs of the batches in small parts, with the number of inputs in each.
 
     Batches whose first dimension may be time are not cut.
@@ -145,14 +149,14 @@ class _Watching(TorchFunctionMode):
 # -- one pass ---------------------------------------------------------------------------------------------------------
 
 
-class _Sums:
+class Sums:
     """Sums over examples and positions, (channels,) each, of m, m̂, s, s², ŝ² and products."""
 
     def __init__(self, values: dict[str, Tensor]) -> None:
         self.values = values
 
     @classmethod
-    def of(cls, y: Moments, mean: Tensor, variance: Tensor, channel_dim: int) -> "_Sums":
+    def of(cls, y: Moments, mean: Tensor, variance: Tensor, channel_dim: int) -> "Sums":
         """Sum the output of a layer: its moments, and its mean and variance over samples."""
         m, v = y.loc.double(), y.variance.double().expand_as(y.loc)
         t, s = mean.double(), v.sqrt()
@@ -160,9 +164,9 @@ class _Sums:
         terms |= {"mm": m * m, "mt": m * t, "ms": m * s, "ts": t * s}
         return cls({name: term.movedim(channel_dim, -1).flatten(0, -2).sum(0) for name, term in terms.items()})
 
-    def plus(self, other: "_Sums") -> "_Sums":
+    def plus(self, other: "Sums") -> "Sums":
         """Return the sums over both."""
-        return _Sums({name: value + other.values[name] for name, value in self.values.items()})
+        return Sums({name: value + other.values[name] for name, value in self.values.items()})
 
     @property
     def random(self) -> Tensor:
@@ -197,14 +201,14 @@ class _Sums:
         return Correction(gains, torch.where(self.random, shift, 0.0), torch.where(self.random, log_factor, 0.0).exp())
 
 
-class _Layer:
+class Layer:
     """One layer: the sums over all parts of the inputs, and how much its correction varies between the parts."""
 
     def __init__(self) -> None:
-        self._sums: _Sums | None = None
+        self._sums: Sums | None = None
         self._gains, self._shifts, self._logs = Running(), Running(), Running()
 
-    def add(self, part: _Sums) -> Correction:
+    def add(self, part: Sums) -> Correction:
         """Add one part of the inputs, and return the correction of this part."""
         self._sums = part if self._sums is None else self._sums.plus(part)
         gain = part.gain()
@@ -245,10 +249,12 @@ class _Measuring(MomentPropagation):
     """Moment propagation that compares each layer with samples, and corrects it before the next one."""
 
     _sampled: dict[int, tuple[Tensor, Tensor]]
-    _layers: dict[int, _Layer]
+    _layers: dict[int, Layer]
+    _kind: type[Layer]
 
-    def measure(self, sampled: dict[int, tuple[Tensor, Tensor]], layers: dict[int, _Layer]) -> None:
+    def measure(self, sampled: dict[int, tuple[Tensor, Tensor]], layers: dict[int, Layer], kind: type[Layer]) -> None:
         """Compare the next pass with the mean and variance of samples, and add it to the layers."""
+        object.__setattr__(self, "_kind", kind)
         object.__setattr__(self, "_sampled", sampled)
         object.__setattr__(self, "_layers", layers)
 
@@ -259,5 +265,5 @@ class _Measuring(MomentPropagation):
                 value.correction = partial(self._corrected, slot)
 
     def _corrected(self, slot: int, y: Moments, channel_dim: int) -> Moments:
-        part = _Sums.of(y, *self._sampled[slot], channel_dim)
-        return self._layers.setdefault(slot, _Layer()).add(part)(y, channel_dim)
+        part = Sums.of(y, *self._sampled[slot], channel_dim)
+        return self._layers.setdefault(slot, self._kind()).add(part)(y, channel_dim)

@@ -28,7 +28,8 @@ def load(path: str | os.PathLike[str], model: nn.Module) -> BayesianModel:
 
     Args:
         path: The file.
-        model: A network of the same architecture. Its weights do not matter, and it is not changed.
+        model: A network of the same architecture. It is not changed. Its weights do not matter, unless the file was
+            written with `base=False`, as for adapters of peft: then it is the base network with an adapter.
 
     Returns:
         The Bayesian model, bit-equal to the one that was written.

@@ -30,6 +30,7 @@ from leanbayes.deploy.header import (
     is_intact,
     layout_of,
     moment_layers_of,
+    moment_margin_of,
     moment_scale_of,
     one_line,
     refusing_damage,
@@ -46,19 +47,24 @@ VERSION = 1
 _HEADER = "leanbayes"
 _OWN = "posterior."
 CORRECTION = "corrections."  # the start of the names of corrections of layers
-_MEMBERS = "network.networks."
+_NETWORK, _MEMBERS = "network.", "network.networks."
+_STATISTICS = ("running_mean", "running_var", "num_batches_tracked")
+_BASE = "base"  # false in the header of a file without the parameters that are not trained
 _EXTRA = "_extra_state"  # the end of the name that torch gives to the result of `get_extra_state`
 _MOST_START, _MOST_TENSORS = 1 << 24, 1 << 17  # bytes of the list of tensors, and its entries
 _REMEDY = "save the model again"
 
 
 @checked()
-def save(bnn: BayesianModel, path: str | os.PathLike[str]) -> None:
+def save(bnn: BayesianModel, path: str | os.PathLike[str], base: bool | None = None) -> None:
     """Save a model to one safetensors file, which `lb.load` reads. Nothing in the file is ever executed.
 
     Args:
         bnn: The model.
         path: The file to write. It is replaced at once: a crash or a full disk leaves an older file intact.
+        base: Whether to store what training does not change. With False the file has the posterior, other trainable
+            parameters and running statistics only, and `lb.load` takes the rest from the network that it is given. By
+            default False for networks of peft, whose adapters are small, and True for others.
 
     Raises:
         LeanBayesError: The file cannot be written, a weight is NaN or infinite, or a module has an extra state that a
@@ -68,7 +74,8 @@ def save(bnn: BayesianModel, path: str | os.PathLike[str]) -> None:
         >>> lb.save(bnn, "model.safetensors")
         >>> bnn = lb.load("model.safetensors", make_network())
     """
-    tensors, rest = split_state(bnn)
+    base = not hasattr(bnn.network, "peft_config") if base is None else base
+    tensors, rest = split_state(bnn, base)
     parameters = {name for name, _ in bnn.named_parameters(remove_duplicate=False)}
     for name, tensor in tensors.items():
         if not name.isprintable():
@@ -89,13 +96,19 @@ def save(bnn: BayesianModel, path: str | os.PathLike[str]) -> None:
             raise OSError(str(error)) from None
 
 
-def split_state(bnn: BayesianModel) -> tuple[dict[str, Tensor], dict[str, Any]]:
+def split_state(bnn: BayesianModel, base: bool = True) -> tuple[dict[str, Tensor], dict[str, Any]]:
     """Return the tensors of a model, and the rest of its state for the header of a file.
 
     The rest is: names of tensors that are stored under another name, versions of modules other than 1, and results of
-    `get_extra_state` that are not tensors.
+    `get_extra_state` that are not tensors. Without the base, it is what training changes.
     """
     state = bnn.state_dict()
+    if not base:
+        trained = {name for name, p in bnn.named_parameters(remove_duplicate=False) if p.requires_grad}
+        for name in [*state]:
+            own = not name.startswith(_NETWORK) or name.rpartition(".")[2] in _STATISTICS
+            if not own and name not in trained:
+                del state[name]
     extra = {name: value for name, value in state.items() if not isinstance(value, Tensor)}
     for name, value in extra.items():
         if not _is_json(value):
@@ -106,7 +119,8 @@ def split_state(bnn: BayesianModel) -> tuple[dict[str, Tensor], dict[str, Any]]:
     tensors, aliases = without_aliases({name: value for name, value in state.items() if name not in extra})
     found = {name: local.get("version") for name, local in _metadata(state).items()}
     versions = {name: version for name, version in found.items() if type(version) is int and version != 1}
-    return tensors, {"aliases": aliases, "module_versions": versions, **({"extra_state": extra} if extra else {})}
+    rest = {"aliases": aliases, "module_versions": versions, **({"extra_state": extra} if extra else {})}
+    return tensors, rest if base else {**rest, _BASE: False}
 
 
 def _metadata(state: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
@@ -136,6 +150,9 @@ def read_model(path: str | os.PathLike[str], model: nn.Module) -> BayesianModel:
         corrections = take_corrections(tensors, settings.moment_layers)
         load_tensors(bnn, tensors, header, path)
         bnn.policy = policy_of(header)
+        if header.get(_BASE) is False:  # the parameters of the base are not trained, whatever their names are here
+            absent = {name for name, _ in bnn.named_parameters() if name not in tensors}
+            settings = settings._replace(frozen=settings.frozen | absent)
         return settings.give(bnn, corrections)
 
 
@@ -171,6 +188,7 @@ def describe_model(path: str | os.PathLike[str]) -> dict[str, Any]:
         policy = policy_of(header)
         found["policy"] = None if policy is None else str(policy)
         found["moment_layers"] = moment_layers_of(header, layout)
+        found["moment_margin"] = moment_margin_of(header)
         found["bayesian_weights"] = bayesian_weights_of(header, layout)
     found["bytes"] = Path(path).stat().st_size
     found["weights"] = layout.numel
@@ -279,7 +297,10 @@ def load_tensors(
                 tensor.data = tensor.new_empty(saved.shape)
     state, found = bnn.state_dict(), OrderedDict[str, Any](extra_state_of(header) | tensors)
     parameters = {name for name, _ in bnn.named_parameters(remove_duplicate=False)}
+    whole = header.get(_BASE) is not False
     for name in [*state, *found]:
+        if name not in found and not whole and name.startswith(_NETWORK):
+            continue
         if name not in found:
             raise other_network(path, f"it does not have {name}, but this model does")
         if name not in state:
@@ -296,7 +317,7 @@ def load_tensors(
         if versions is not None and type(local.get("version")) is int:
             local["version"] = versions.get(name, 1)
     found._metadata = metadata  # type: ignore[attr-defined]
-    bnn.load_state_dict(found)
+    bnn.load_state_dict(found, strict=whole)
 
 
 def _check_tensor(name: str, saved: Any, present: Tensor, is_parameter: bool, path: str | os.PathLike[str]) -> None:

@@ -9,7 +9,16 @@ from torch import Tensor, nn
 
 from leanbayes.core import config
 from leanbayes.core.layout import Layout, Report
-from leanbayes.deploy.header import FLOATS, layout_of, moment_layers_of, moment_scale_of, names_of, one_line, report_of
+from leanbayes.deploy.header import (
+    FLOATS,
+    layout_of,
+    moment_layers_of,
+    moment_margin_of,
+    moment_scale_of,
+    names_of,
+    one_line,
+    report_of,
+)
 from leanbayes.errors import FileFormatError, LeanBayesError
 from leanbayes.likelihoods import Likelihood
 from leanbayes.likelihoods.decisions import Policy
@@ -32,6 +41,7 @@ def settings_of(bnn: BayesianModel) -> dict[str, Any]:
         "report": [[row.name, list(row.shape), row.bayesian, row.reason] for row in bnn.report.rows],
         "moment_scale": bnn.moment_scale,
         **({"moment_layers": corrected} if corrected else {}),
+        **({"moment_margin": bnn.moment_margin} if bnn.moment_margin != (1.0, 1.0) else {}),
         "frozen": [name for name, p in bnn.named_parameters() if not p.requires_grad],
     }
 
@@ -55,11 +65,12 @@ class Settings(NamedTuple):
     trained_rule: str | None
     moment_scale: tuple[float, float]
     moment_layers: dict[str, int]
+    moment_margin: tuple[float, float]
     frozen: frozenset[str]
 
     def give(self, bnn: BayesianModel, corrections: Mapping[str, Tensor]) -> BayesianModel:
         """Apply the settings that need a model with its tensors, and the corrections of its layers."""
-        bnn.moment_layers = corrections
+        bnn.moment_layers, bnn.moment_margin = corrections, self.moment_margin
         bnn.rule, bnn.trained_rule, bnn.moment_scale = self.rule, self.trained_rule, self.moment_scale
         for name, parameter in bnn.named_parameters():
             parameter.requires_grad_(name not in self.frozen)
@@ -92,9 +103,10 @@ def read_settings(header: dict[str, Any], model: nn.Module, path: str | os.PathL
         trained_rule,
         moment_scale_of(header),
         moment_layers_of(header, layout),
+        moment_margin_of(header),
         frozenset(names_of(header, "frozen")),
     )
-    _check_network(layout, model, path)
+    _check_network(layout, method.prepare(model), path)
     return settings
 
 
@@ -128,6 +140,7 @@ def other_network(path: str | os.PathLike[str], difference: str) -> FileFormatEr
 def assemble_for(settings: Settings, model: nn.Module, path: str | os.PathLike[str]) -> BayesianModel:
     """Build the model that a file will fill."""
     try:
+        model = settings.method.prepare(model)
         return assemble(model, settings.method, settings.layout, settings.report, settings.likelihood, 0, None)
     except LeanBayesError as error:
         raise FileFormatError(f"{path} does not fit this network: {error}") from None

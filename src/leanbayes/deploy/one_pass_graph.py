@@ -18,7 +18,13 @@ from leanbayes.core import noise
 from leanbayes.core.network import call_with, output_tensor
 from leanbayes.errors import LeanBayesError
 from leanbayes.likelihoods import Bernoulli, Categorical, Gaussian, HeteroscedasticGaussian, Likelihood
-from leanbayes.likelihoods.expectations import gaussian_means, logit_noise, softplus
+from leanbayes.likelihoods.expectations import (
+    gaussian_means,
+    logit_noise,
+    logit_samples,
+    prediction_samples,
+    softplus,
+)
 from leanbayes.model.bayesian import BayesianModel
 from leanbayes.model.draw import Draw
 from leanbayes.posteriors import Posterior
@@ -85,8 +91,9 @@ class OnePassGraph(nn.Module):
         self.register_buffer("logit_noise", None)
         if isinstance(bnn.likelihood, Categorical):
             with torch.no_grad():
-                classes = self._moments(*inputs).shape[bnn.likelihood.class_dim]
-            self.logit_noise = logit_noise(classes).float()
+                loc, _, common = bnn.likelihood.logit_moments(self._moments(*inputs))
+            columns = loc.shape[-1] + (0 if common is None else len(common))
+            self.logit_noise = logit_noise(columns, prediction_samples(loc)).float()
 
     def forward(self, *inputs: Tensor) -> dict[str, Tensor]:
         return _outputs(self.model.likelihood, self._moments(*inputs), self.logit_noise)
@@ -110,7 +117,7 @@ def _outputs(likelihood: Likelihood, output: Moments, noise_of_logits: Tensor | 
     loc, variance = output.loc, output.variance.expand_as(output.loc)
     if isinstance(likelihood, Categorical):
         assert noise_of_logits is not None
-        probs, entropy = _mean_softmax(loc, variance, noise_of_logits, likelihood.class_dim)
+        probs, entropy = _mean_softmax(likelihood, output, noise_of_logits)
         return {"mean": loc, "variance": variance, "probs": probs, "expected_entropy": entropy}
     if isinstance(likelihood, Bernoulli):
         probs, entropy = torch.vmap(lambda m, v: gaussian_means(_probability_and_entropy, m, v))(loc, variance)
@@ -126,18 +133,19 @@ def _outputs(likelihood: Likelihood, output: Moments, noise_of_logits: Tensor | 
     return {"mean": loc, "variance": variance}
 
 
-def _mean_softmax(loc: Tensor, variance: Tensor, epsilons: Tensor, class_dim: int) -> tuple[Tensor, Tensor]:
-    """Return E softmax(z) and its expected entropy, z ~ N(loc, variance), a few samples of the noise at a time."""
-    loc, std = loc.movedim(class_dim, -1), variance.clamp_min(0).sqrt().movedim(class_dim, -1)
-    shape = (-1, *[1] * (loc.dim() - 1), loc.shape[-1])
+def _mean_softmax(likelihood: Categorical, output: Moments, noise_of_logits: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the mean softmax of the logits and its expected entropy, a few samples of the noise at a time."""
+    loc, variance, common = likelihood.logit_moments(output)
+    std = variance.clamp_min(0).sqrt()
     at_once = max(1, _ELEMENTS // math.prod(loc.shape[1:]))
     probs, entropy = torch.zeros_like(loc), torch.zeros_like(loc[..., 0])
-    for part in epsilons.split(at_once):
-        logs = (loc + std * part.view(shape)).log_softmax(-1)
+    for part in noise_of_logits.split(at_once):
+        logs = logit_samples(loc, std, common, part).log_softmax(-1)
         found = logs.exp()
         probs = probs + found.sum(0)
         entropy = entropy - (found * logs).sum(-1).sum(0)
-    return (probs / len(epsilons)).movedim(-1, class_dim), entropy / len(epsilons)
+    samples = len(noise_of_logits)
+    return (probs / samples).movedim(-1, likelihood.class_dim), entropy / samples
 
 
 def _probability_and_entropy(logits: Tensor) -> tuple[Tensor, Tensor]:

@@ -54,7 +54,8 @@ class IVON(torch.optim.Optimizer):
             one.
         lr: The learning rate. The momentum is an average of gradients, so it is about ten times that of SGD with
             momentum 0.9. None means 1 for classes and 0.1 for a regression.
-        num_data: The number of training examples.
+        num_data: The number of training examples. If the loss is a mean over tokens or pixels, the number of
+            labeled ones in all examples.
         temperature: The weight of the KL. 1 is the Bayesian posterior.
         betas: β₁ of the momentum and β₂ of the stds.
         hess_init: The curvature that σ starts from. None chooses 0.5, or more if σ₀ would be more than a fifth of the

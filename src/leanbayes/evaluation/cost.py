@@ -26,11 +26,10 @@ from leanbayes.deploy.loading import describe
 from leanbayes.deploy.model_file import save
 from leanbayes.errors import LeanBayesError, RuleMismatchWarning
 from leanbayes.methods.baselines.deterministic import Deterministic
-from leanbayes.methods.baselines.ensemble import Members
 from leanbayes.model import prediction
 from leanbayes.model.bayesian import BayesianModel
 from leanbayes.model.conversion import bayesianize
-from leanbayes.model.draw import Draw
+from leanbayes.model.draw import Draw, StochasticNetwork
 
 
 @dataclass(frozen=True)
@@ -168,9 +167,9 @@ def training_flops(forward: Flops, examples: int, epochs: int, samples: int = 1)
 
 def deterministic_of(bnn: BayesianModel) -> BayesianModel:
     """Return the reference for costs: the deterministic network of the same architecture, or one ensemble member."""
-    if isinstance(bnn.network, Members):
+    if isinstance(bnn.network, StochasticNetwork) and bnn.members is not None:
         likelihood = copy.deepcopy(bnn.likelihood)
-        return bayesianize(bnn.network.networks[0], Deterministic(), likelihood=likelihood)
+        return bayesianize(bnn.network.member(0), Deterministic(), likelihood=likelihood)
     return bayesianize(bnn, Deterministic())
 
 

@@ -118,7 +118,7 @@ def _of_classes(prediction: ClassPrediction, y: Tensor, ignore_index: int) -> Cl
     probs = prediction.probs.movedim(prediction.class_dim, -1)
     _check_shape(probs[..., 0], y)
     whole = not (y.is_floating_point() or y.is_complex())
-    y = y.long() if whole else y  # uint8 cannot hold -100, the label to ignore
+    y = prediction.aligned(y.long() if whole else y, ignore_index)  # uint8 cannot hold -100, the label to ignore
     counted = y != ignore_index
     p, labels = probs[counted], y[counted]
     if not whole or (len(labels) and (labels.min() < 0 or labels.max() >= p.shape[-1])):

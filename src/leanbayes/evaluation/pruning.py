@@ -1,8 +1,9 @@
 """Global pruning: set the least important weights of a model to zero.
 
 Importance is |μ| ("magnitude") or |μ|/σ ("snr": Graves 2011, Blundell et al. 2015), ranked over all layers together.
-The candidates are the weights of the posterior without biases and norms. If the posterior is empty, they are the
-weights that would be Bayesian by default, ranked over all members of an ensemble together.
+The candidates are the weights of the posterior without biases and norms. If the posterior has none (an
+ensemble, dropout, rank-1 factors, noise in norms), they are the weights that would be Bayesian by default, ranked over
+all members of an ensemble together.
 """
 
 import copy
@@ -106,7 +107,7 @@ def prune(bnn: BayesianModel, share: float, by: str = "magnitude") -> BayesianMo
         raise LeanBayesError(f"share={share} must be a fraction from 0 to 1.")
     pruned = copy.deepcopy(bnn)
     posterior = pruned.posterior
-    if len(pruned.layout):
+    if len(pruned.layout) and bnn.method.random_weights:
         weights = torch.tensor([_is_weight(pruned.network, slot) for slot in pruned.layout], device=bnn.device)
         if not weights.any():
             raise LeanBayesError(
@@ -115,7 +116,9 @@ def prune(bnn: BayesianModel, share: float, by: str = "magnitude") -> BayesianMo
         dropped = _least(posterior.mean(), posterior.variance(), pruned.layout.expand(weights), share, by)
         pruned.posterior = Pruned(posterior, dropped).train(posterior.training)
         return pruned
-    layout, _ = choose(pruned.network, None)
+    # ABNN freezes the weights, which are pruned all the same.
+    frozen = bnn.method.chooses_parameters
+    layout, _ = choose(copy.deepcopy(pruned.network).requires_grad_(True) if frozen else pruned.network, None)
     parameters = dict(pruned.network.named_parameters(remove_duplicate=False))
     held = [parameters[slot.name] for slot in layout]
     flat = layout.join(held)

@@ -3,6 +3,7 @@
 from leanbayes.likelihoods.base import Likelihood, NegativeLogLikelihood
 from leanbayes.likelihoods.bernoulli import Bernoulli
 from leanbayes.likelihoods.categorical import Categorical
+from leanbayes.likelihoods.causal_lm import CausalLM, SequencePrediction, TokenPrediction
 from leanbayes.likelihoods.predictive import BinaryPrediction, ClassPrediction, Prediction, RegressionPrediction
 from leanbayes.likelihoods.regression import Gaussian, HeteroscedasticGaussian
 
@@ -10,6 +11,7 @@ __all__ = [
     "Bernoulli",
     "BinaryPrediction",
     "Categorical",
+    "CausalLM",
     "ClassPrediction",
     "Gaussian",
     "HeteroscedasticGaussian",
@@ -17,4 +19,6 @@ __all__ = [
     "NegativeLogLikelihood",
     "Prediction",
     "RegressionPrediction",
+    "SequencePrediction",
+    "TokenPrediction",
 ]

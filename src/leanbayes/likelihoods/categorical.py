@@ -19,8 +19,10 @@ from leanbayes.likelihoods.base import (
     mean_and_variance,
     single,
 )
+from leanbayes.likelihoods.cross_entropy import cross_entropy
 from leanbayes.likelihoods.expectations import LOGIT_SAMPLES, expected_cross_entropy, softmax_means
 from leanbayes.likelihoods.predictive import ClassPrediction, Prediction
+from leanbayes.rules.margins import margin_variance
 from leanbayes.rules.moments.value import Moments
 
 
@@ -40,6 +42,7 @@ class Categorical(Likelihood[ClassPrediction]):
     """
 
     has_logits = True
+    prediction_type: type[ClassPrediction] = ClassPrediction
 
     @checked()
     def __init__(self, ignore_index: int = -100, class_dim: int = 1) -> None:
@@ -49,9 +52,17 @@ class Categorical(Likelihood[ClassPrediction]):
 
     def output_nll(self, output: Tensor, y: Tensor) -> NegativeLogLikelihood:
         """Return the cross-entropy, summed over the labeled positions."""
-        logits = as_float(output).movedim(self.class_dim, 1)
-        total = F.cross_entropy(logits, y, ignore_index=self.ignore_index, reduction="sum")
+        y = self.aligned(y)
+        if self.class_dim % output.dim() == output.dim() - 1:  # rows of classes, without a copy
+            total = cross_entropy(output.flatten(0, -2), y.flatten(), self.ignore_index)
+        else:
+            logits = as_float(output).movedim(self.class_dim, 1)
+            total = F.cross_entropy(logits, y, ignore_index=self.ignore_index, reduction="sum")
         return NegativeLogLikelihood(total, self._observations(y))
+
+    def aligned(self, y: Tensor) -> Tensor:
+        """Return the labels that the outputs of each position predict: those of the same position."""
+        return y
 
     def _observations(self, y: Tensor) -> Tensor:
         labeled = (y != self.ignore_index).sum()
@@ -64,6 +75,7 @@ class Categorical(Likelihood[ClassPrediction]):
         """Return the expected cross-entropy, from samples of the logits."""
         loc, variance = (part.movedim(self.class_dim, -1) for part in mean_and_variance(output))
         key = noise.make_key(0, device=loc.device) if key is None else key
+        y = self.aligned(y)
         labeled = y != self.ignore_index
         total = expected_cross_entropy(loc, variance, y.where(labeled, 0), labeled, key, samples)
         return NegativeLogLikelihood(total, self._observations(y))
@@ -72,20 +84,31 @@ class Categorical(Likelihood[ClassPrediction]):
         """Score one-hot labels by the mean and variance of the probabilities."""
         probs = single(output).softmax(self.class_dim)
         mean, variance = (part.movedim(self.class_dim, -1) for part in mean_and_variance(probs))
+        y = self.aligned(y)
         labeled = y != self.ignore_index
         target = torch.zeros_like(mean).scatter(-1, y.where(labeled, 0).unsqueeze(-1), 1.0)
         total = (label_density(mean, variance, target).sum(-1) * labeled).sum()
         return NegativeLogLikelihood(total, self._observations(y))
 
     def predict_moments(self, output: Moments) -> ClassPrediction:
-        """Average the softmax over fixed samples of the logits."""
-        loc, variance = (part.movedim(self.class_dim, -1) for part in mean_and_variance(output))
-        probs, entropy = softmax_means(loc, variance)
+        """Average the softmax over fixed samples of the logits, with their covariance."""
+        loc, variance, common = self.logit_moments(output)
+        probs, entropy = softmax_means(loc, variance, common)
         margin_std = None
-        if output.common is None:  # logits are independent
-            two = loc.topk(min(2, loc.shape[-1]), -1).indices
-            margin_std = variance.gather(-1, two).sum(-1).sqrt()
-        return ClassPrediction(1, None, probs.movedim(-1, self.class_dim), entropy, self.class_dim, margin_std)
+        if common is None or loc.dim() <= 2:  # for maps it would take much memory
+            margin_std = margin_variance(variance, common, loc.topk(min(2, loc.shape[-1]), -1).indices).sqrt()
+        return self.prediction_type(1, None, probs.movedim(-1, self.class_dim), entropy, self.class_dim, margin_std)
+
+    def logit_moments(self, output: Moments) -> tuple[Tensor, Tensor, Tensor | None]:
+        """Return mean, independent variance and common noise of the logits, with the classes last."""
+        output = output.plain()
+        loc = as_float(output.loc)
+        independent = output.independent.to(loc.dtype).expand_as(loc)
+        moved = loc.movedim(self.class_dim, -1), independent.movedim(self.class_dim, -1)
+        if output.common is None:
+            return *moved, None
+        dim = self.class_dim + 1 if self.class_dim >= 0 else self.class_dim
+        return *moved, output.common.to(loc.dtype).movedim(dim, -1)
 
     def logits(self, values: Tensor) -> Tensor:
         """Move the classes to the last dimension."""
@@ -94,6 +117,7 @@ class Categorical(Likelihood[ClassPrediction]):
 
     def label_probs(self, y: Tensor, output: Tensor) -> Tensor:
         """Return one-hot labels."""
+        y = self.aligned(y)
         labeled = (y != self.ignore_index).flatten()
         probs = F.one_hot(y.flatten().where(labeled, 0), output.shape[self.class_dim])
         return (probs * labeled[:, None]).to(output.dtype)
@@ -120,10 +144,10 @@ class Categorical(Likelihood[ClassPrediction]):
 
     def accumulator(self) -> Accumulator:
         """Average the softmax."""
-        dim = self.class_dim
+        dim, made = self.class_dim, self.prediction_type
 
         def kind(**fields: Any) -> Prediction:
-            return ClassPrediction(class_dim=dim, **fields)
+            return made(class_dim=dim, **fields)
 
         return ProbabilityAccumulator(
             lambda output: as_float(output).softmax(dim), lambda probs: torch.special.entr(probs).sum(dim), kind

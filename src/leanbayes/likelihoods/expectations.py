@@ -19,9 +19,10 @@ from leanbayes.core import noise
 from leanbayes.errors import LeanBayesError
 
 LOGIT_SAMPLES = 8  # per training step
-PREDICTION_SAMPLES = 128
+PREDICTION_SAMPLES, MAP_SAMPLES = 256, 128  # of the logits in a prediction: of one outcome per example, and of several
 _NODES, _REACH = 65, 8.0  # 1e-15 of a Gaussian is beyond 8 standard deviations
 _ELEMENTS = 1 << 22  # processed at once
+_MANY, _LARGEST = 1024, 256  # classes: from how many on only the largest are sampled, and how many of them
 _STREAM = 1 << 20  # noise stream of the logits; those of layers count from 1
 
 Functions = Callable[[Tensor], tuple[Tensor, ...]]
@@ -124,26 +125,86 @@ def expected_cross_entropy(
     return _ExpectedCrossEntropy.apply(loc, variance, y, counted, key, samples)
 
 
-def logit_noise(classes: int, samples: int = PREDICTION_SAMPLES) -> Tensor:
-    """Return the fixed noise of the logits that every prediction uses: (samples, classes), in double precision.
+def prediction_samples(loc: Tensor) -> int:
+    """Return how many samples of the logits a prediction averages over; maps and sequences have many outcomes."""
+    return PREDICTION_SAMPLES if loc.dim() <= 2 else MAP_SAMPLES
 
-    The second half is the negative of the first, so each class has exactly mean 0 and variance 1.
+
+def logit_noise(columns: int, samples: int = PREDICTION_SAMPLES) -> Tensor:
+    """Return the fixed noise of the logits that every prediction uses: (samples, columns), in double precision.
+
+    The columns are the probes of common noise, then the classes. The second half is the negative of the first, so each
+    column has exactly mean 0, and it has exactly variance 1. The first columns, up to half of the samples, are exactly
+    uncorrelated too, so that the samples have the covariance of the logits, which divides the error of the mean
+    probabilities by ten.
     """
     if samples < 2 or samples % 2:
         raise LeanBayesError(f"samples={samples} must be even and at least 2: each sample comes with its negative.")
     generator = torch.Generator().manual_seed(0)
-    half = torch.randn(samples // 2, classes, generator=generator, dtype=torch.float64, device="cpu")
+    half = torch.randn(samples // 2, columns, generator=generator, dtype=torch.float64, device="cpu")
+    orthogonal, _ = torch.linalg.qr(half[:, : len(half)])
+    half = torch.cat([orthogonal, half[:, len(half) :]], 1)
     half = half / half.square().mean(0).sqrt()
     return torch.cat([half, -half])
 
 
-def softmax_means(loc: Tensor, variance: Tensor) -> tuple[Tensor, Tensor]:
-    """Return E softmax(z) and its expected entropy over the last dimension, with noise that all examples share."""
+def softmax_means(loc: Tensor, variance: Tensor, common: Tensor | None = None) -> tuple[Tensor, Tensor]:
+    """Return E softmax(z) and its expected entropy over the last dimension, with noise that all examples share.
+
+    Of more than 1,024 classes the 256 with the largest E exp(z) are sampled, as if independent. The others together are
+    replaced by their mean, because the sum of many small terms hardly varies: a vocabulary would take hundreds of times
+    its size otherwise.
+
+    Args:
+        loc: The mean of z.
+        variance: The variance of the noise that is independent for each element.
+        common: Signed directions of noise that elements share, (probes, ...), in a shape that broadcasts to `loc`.
+    """
+    if loc.shape[-1] > _MANY:
+        return _means_of_many(loc, variance if common is None else variance + common.square().sum(0))
     std, classes = _root(variance), loc.shape[-1]
-    epsilons = logit_noise(classes).to(loc).view(-1, *[1] * (loc.dim() - 1), classes)
+    probes = 0 if common is None else len(common)
+    both = logit_noise(probes + classes, prediction_samples(loc)).to(loc)
     probs, entropy = torch.zeros_like(loc), torch.zeros_like(loc[..., 0])
-    for epsilon in _chunks(epsilons, loc.numel()):
-        sampled = (loc + std * epsilon).softmax(-1)
-        probs += sampled.sum(0)
-        entropy += torch.special.entr(sampled).sum((0, -1))
-    return probs / len(epsilons), entropy / len(epsilons)
+    for part in _chunks(both, loc.numel()):
+        sampled = logit_samples(loc, std, common, part).softmax(-1)
+        probs = probs + sampled.sum(0)
+        entropy = entropy + torch.special.entr(sampled).sum((0, -1))
+    return probs / len(both), entropy / len(both)
+
+
+def logit_samples(loc: Tensor, std: Tensor, common: Tensor | None, noise: Tensor) -> Tensor:
+    """Return z for each row of the noise, whose columns are the probes and then the classes."""
+    probes = 0 if common is None else len(common)
+    logits = loc + std * noise[:, probes:].reshape(-1, *[1] * (loc.dim() - 1), loc.shape[-1])
+    if common is not None:
+        logits = logits + torch.tensordot(noise[:, :probes], common, 1)
+    return logits
+
+
+def _means_of_many(loc: Tensor, variance: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the same as `softmax_means`, with z = m + √v·ε for the largest classes only.
+
+    The others enter the normalizer Z by A = Σ E e^z = Σ e^(m + v/2), and the entropy log Z - Σ z e^z / Z by
+    B = Σ E z e^z = Σ (m + v) e^(m + v/2).
+    """
+    exponent = loc + 0.5 * variance.clamp_min(0)
+    top = exponent.topk(_LARGEST, -1)
+    exponent = (exponent - top.values[..., :1]).scatter(-1, top.indices, -torch.inf)  # without overflow
+    shift = top.values[..., :1]
+    rest = exponent.exp()
+    normalizer, weighted = rest.sum(-1), (rest * (loc - shift + variance.clamp_min(0))).sum(-1)
+    centered, std = loc.gather(-1, top.indices) - shift, _root(variance.gather(-1, top.indices))
+    noise_of_top = logit_noise(_LARGEST, MAP_SAMPLES).to(loc).view(-1, *[1] * (loc.dim() - 1), _LARGEST)
+    of_top, inverse, entropy = torch.zeros_like(centered), torch.zeros_like(normalizer), torch.zeros_like(normalizer)
+    for epsilon in _chunks(noise_of_top, centered.numel()):
+        z = centered + std * epsilon
+        largest = z.amax(-1).clamp_min(0)  # e^z may overflow
+        scaled, scale = (z - largest[..., None]).exp(), (-largest).exp()
+        total = scaled.sum(-1) + normalizer * scale
+        of_top += (scaled / total[..., None]).sum(0)
+        inverse += (scale / total).sum(0)
+        mean = ((scaled * z).sum(-1) + weighted * scale) / total
+        entropy += (total.log() + largest - mean).sum(0)
+    count = len(noise_of_top)
+    return (rest * (inverse / count)[..., None]).scatter(-1, top.indices, of_top / count), entropy / count

@@ -42,8 +42,8 @@ class ClassPrediction(Prediction):
         probs: The probability of each class, averaged over the samples.
         expected_entropy: The aleatoric uncertainty in nats: the mean entropy of the samples.
         class_dim: The dimension of `probs` that counts classes.
-        margin_std: The std of the difference of the two largest mean logits, by the rule `adjoint`. None for samples,
-            and for one pass by moments that keeps correlations.
+        margin_std: The std of the difference of the two largest mean logits, by `adjoint` and `moments`. None for
+            samples, and for maps by `moments`.
 
     Example:
         >>> prediction = bnn.predict(x)
@@ -74,6 +74,10 @@ class ClassPrediction(Prediction):
     def confidence(self) -> Tensor:
         """The probability of the most probable class."""
         return self.probs.amax(self.class_dim)
+
+    def aligned(self, y: Tensor, ignore_index: int) -> Tensor:
+        """Return the labels that each position predicts: those of the same position."""
+        return y
 
     def __repr__(self) -> str:
         columns = {

@@ -1,9 +1,13 @@
 """Methods: one file or folder per paper, with its settings and what it adds to a plain training loop."""
 
+from leanbayes.methods.baselines.abnn import ABNN
+from leanbayes.methods.baselines.batch_ensemble import BatchEnsemble
 from leanbayes.methods.baselines.deterministic import Deterministic
 from leanbayes.methods.baselines.ensemble import Ensemble
 from leanbayes.methods.baselines.mc_dropout import MCDropout
+from leanbayes.methods.baselines.rank_one import RankOne
 from leanbayes.methods.baselines.rigl import RigL
+from leanbayes.methods.baselines.sngp import SNGP
 from leanbayes.methods.mean_field import MeanField
 from leanbayes.methods.pbn.pbn import PBN
 from leanbayes.methods.registry import describe_method, get_method, parse_method
@@ -13,14 +17,18 @@ from leanbayes.methods.weight_sharing.weight_sharing import WeightSharing
 from leanbayes.model.method import METHODS
 
 __all__ = [
+    "ABNN",
     "METHODS",
     "PBN",
+    "SNGP",
     "SSVI",
     "VDP",
+    "BatchEnsemble",
     "Deterministic",
     "Ensemble",
     "MCDropout",
     "MeanField",
+    "RankOne",
     "RigL",
     "WeightSharing",
     "describe_method",

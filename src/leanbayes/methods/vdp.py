@@ -44,7 +44,8 @@ class VDP(Method):
             with activations=taylor.
         variance: one σ per weight, or per row of a weight matrix.
         correlation: common propagates the noise that all positions of a convolution share; none ignores it.
-        activations: exact propagates a Gaussian through an activation function; taylor uses only its slope at the mean.
+        activations: exact propagates a Gaussian through an activation function; taylor uses only its slope at the mean;
+            paper is taylor with equations 9 and 14 of the paper for softmax and layer norm, as printed.
         logit_samples: number of samples of the logits (not of the network) for the expected cross-entropy of a step.
         rule: how the model is trained and predicts: moments, or covariance for small networks.
         samples: number of Monte Carlo samples of a prediction, for rules that sample.
@@ -60,7 +61,7 @@ class VDP(Method):
     objective: Objective = "expected_cross_entropy"
     variance: Variance = "weight"
     correlation: Literal["common", "none"] = "common"
-    activations: Literal["exact", "taylor"] = "exact"
+    activations: Literal["exact", "taylor", "paper"] = "exact"
     logit_samples: int = renamed(LOGIT_SAMPLES, "logit_draws")
     rule: str = "moments"
     samples: int = 30
@@ -74,8 +75,8 @@ class VDP(Method):
 
     @classmethod
     def paper(cls) -> Self:
-        """Return the settings of the paper: rows, equation 11, slopes, no correlations, and a prior N(0, 1)."""
-        return cls(Normal(1.0), objective="gaussian", variance="row", correlation="none", activations="taylor")
+        """Return the settings of the paper: equations 4 to 14, one variance per row, and a prior N(0, 1)."""
+        return cls(Normal(1.0), objective="gaussian", variance="row", correlation="none", activations="paper")
 
     def posterior(self, layout: Layout, mean: Tensor, variance: Tensor | None) -> Posterior:
         """Set μ to the given weights, and σ to the earlier one if there is one."""

@@ -42,6 +42,8 @@ class BayesianModel(PosteriorNetwork, Generic[P]):
         optimized_by: The engine of the optimizer that was made for the model, if it needs one of its own, or None.
         moment_scale: The factors of mean and std that `lb.calibrate` fitted for one-pass prediction.
         moment_layers: The corrections of layers that `lb.calibrate` fitted for one-pass prediction, by weight.
+        moment_margin: For `Adjoint(mean="moments")`: the weight of its own variance of the margin, from 0 to 1, and a
+            factor of the std, as `lb.calibrate(..., layers=True)` fitted them.
         policy: When to answer and when to ask a person, as `lb.decide.fit` fitted it, or None.
 
     Example:
@@ -187,13 +189,13 @@ class BayesianModel(PosteriorNetwork, Generic[P]):
     def to_deterministic(self) -> nn.Module:
         """Return a plain network at the posterior mean, with ordinary parameters. Tied parameters stay tied."""
         network = copy.deepcopy(self.network)
-        network = network.plain() if isinstance(network, StochasticNetwork) else network
         values = self.layout.split(self.posterior.mean())
         for slot, value, dtype in zip(self.layout, values, self._dtypes(), strict=True):
             parameter = nn.Parameter(value.to(dtype).clone())
             for module, attribute in places(network, slot.names):
                 setattr(module, attribute, parameter)
-        return in_first_order(network)
+        network = in_first_order(network)
+        return network.plain() if isinstance(network, StochasticNetwork) else network
 
     @torch.no_grad()
     def weight_variances(self) -> dict[str, Tensor]:

@@ -12,13 +12,15 @@ from leanbayes.core.arguments import checked
 from leanbayes.core.layout import Layout, Report, Select, choose, report_deterministic
 from leanbayes.core.network import copy_without
 from leanbayes.errors import LeanBayesError
-from leanbayes.likelihoods import Categorical, ClassPrediction, Likelihood
+from leanbayes.likelihoods import Categorical, CausalLM, ClassPrediction, Likelihood
 from leanbayes.likelihoods.base import P
 from leanbayes.model.bayesian import BayesianModel
 from leanbayes.model.method import Method
 from leanbayes.posteriors import PointPosterior
 
 _SEEDS = itertools.count()
+# The names of transformers for losses over logits of shape (batch, tokens, classes), without a shift of the labels.
+_TOKEN_LOSSES = ("ForMaskedLM", "ForTokenClassification", "ForConditionalGeneration")
 
 
 @overload
@@ -72,7 +74,8 @@ def bayesianize(
         select: The parameters that become Bayesian: a regular expression, names of parameters or modules, a module
             type, or a predicate over (name, parameter). By default the weights of linear, convolutional, embedding,
             attention and recurrent layers.
-        likelihood: What the outputs mean. By default `lb.Categorical()`: classes from logits.
+        likelihood: What the outputs mean. By default classes from logits, `lb.Categorical()`. For networks of
+            transformers that score tokens it is `lb.Categorical(class_dim=-1)`, or `lb.CausalLM()` for the next token.
         seed: The seed of all noise of the model. By default the first model of a process has the seed 0, the next one
             the seed 1, and so on: models have different noise, and a program that runs again repeats it.
 
@@ -95,17 +98,28 @@ def bayesianize(
         variances = model.weight_variances()
         likelihood = likelihood or copy.deepcopy(model.likelihood)
         model = model.to_deterministic()
+    model = method.prepare(model)
+    if method.chooses_parameters and select is not None:
+        raise LeanBayesError(f"{type(method).__name__} chooses its Bayesian parameters itself: leave select out.")
     if method.bayesian_weights:
-        layout, report = choose(model, select)
+        layout, report = choose(model, method.selected(model) if select is None else select)
     elif select is None:
         layout, report = Layout([]), report_deterministic(model, f"{type(method).__name__} keeps it")
     else:
         raise LeanBayesError(f"{type(method).__name__} has no Bayesian weights: leave select out.")
     seed = next(_SEEDS) if seed is None else seed
-    bnn = assemble(model, method, layout, report, likelihood or Categorical(), seed, variances)
+    bnn = assemble(model, method, layout, report, likelihood or _default_likelihood(model), seed, variances)
     if data is not None:
         method.choose(bnn, data)
     return bnn
+
+
+def _default_likelihood(model: nn.Module) -> Likelihood[Any]:
+    """Return the likelihood of tokens if the network is one of transformers, or of peft, that says so."""
+    can_generate, settings = getattr(model, "can_generate", None), getattr(model, "config", None)
+    if callable(can_generate) and can_generate() and not getattr(settings, "is_encoder_decoder", False):
+        return CausalLM()
+    return Categorical(class_dim=-1 if getattr(model, "loss_type", None) in _TOKEN_LOSSES else 1)
 
 
 @torch.inference_mode(False)

@@ -58,6 +58,7 @@ class PosteriorNetwork(nn.Module):
         self._block_draw: Draw | None = None  # inside `drawn`
         self._lock = ModelLock()
         self.moment_scale: tuple[float, float] = (1.0, 1.0)
+        self.moment_margin: tuple[float, float] = (1.0, 1.0)
         self.batch_first = all(getattr(module, "batch_first", True) for module in network.modules())
         # One empty buffer per dtype of the network: it follows .to(dtype), and says which dtype a weight must have now.
         dtypes = sorted({slot.dtype for slot in self.layout}, key=str)
@@ -148,6 +149,12 @@ class PosteriorNetwork(nn.Module):
         return self.network.members if isinstance(self.network, StochasticNetwork) else None
 
     @property
+    def separate_members(self) -> int | None:
+        """The number of members that share no weights, so that each has its own loss, or None."""
+        shared = isinstance(self.network, StochasticNetwork) and self.network.shares_weights
+        return None if shared else self.members
+
+    @property
     def device(self) -> torch.device:
         """The device of the model."""
         return self.noise.state.device
@@ -176,7 +183,7 @@ class PosteriorNetwork(nn.Module):
 
     def _any_draw(self, generator: torch.Generator | None = None) -> Draw:
         """Return the next draw; its key selects the member of an ensemble."""
-        draw = self.next_draw(generator)
+        draw = self.next_draw(generator)._replace(training=self.training)
         return draw if self.members is None else draw._replace(number=int(draw.key.sum()) % self.members)
 
     def next_draw(self, generator: torch.Generator | None = None, number: int = 0, with_kl: bool = False) -> Draw:

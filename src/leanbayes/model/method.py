@@ -19,7 +19,7 @@ import torch
 from torch import Tensor, nn
 
 from leanbayes.core.config import configurable
-from leanbayes.core.layout import Layout
+from leanbayes.core.layout import Layout, Select
 from leanbayes.errors import LeanBayesError
 from leanbayes.likelihoods import Likelihood, NegativeLogLikelihood
 from leanbayes.posteriors import Posterior
@@ -96,6 +96,7 @@ class Method:
         engine: How means and stds are trained: "backprop" (gradients of the ELBO, with any optimizer) or "ivon" (the
             natural-gradient update, with `lb.IVON`).
         bayesian_weights: Whether weights move from the network into a posterior.
+        chooses_parameters: Whether `selected`, and not the user, says which parameters are Bayesian. None is a weight.
 
     Example:
         >>> bnn = lb.bayesianize(network, lb.MeanField(init_std=0.02))
@@ -106,6 +107,20 @@ class Method:
     samples: int = 30
     engine: str = "backprop"
     bayesian_weights: bool = True
+    chooses_parameters: bool = False
+
+    @property
+    def random_weights(self) -> bool:
+        """Whether weights of layers are Bayesian, and not only factors or norms that the method chooses."""
+        return self.bayesian_weights and not self.chooses_parameters
+
+    def prepare(self, network: nn.Module) -> nn.Module:
+        """Return a copy of the user's network with more parameters, if the method adds some that are Bayesian."""
+        return network
+
+    def selected(self, network: nn.Module) -> Select:
+        """Return which parameters are Bayesian if the user does not say so. None means the weights of layers."""
+        return None
 
     def wrap(self, network: nn.Module) -> nn.Module:
         """Change the copy of the user's network, if the method's randomness is not in the weights."""

@@ -38,7 +38,7 @@ def elbo_loss(
     With `engine="ivon"` the value is the same, but the KL has no gradient: `lb.IVON` takes it into account.
 
     An ensemble returns the sum over its members, so that each member has the gradient it would have alone. It ignores
-    `samples`.
+    `samples`. Members that share weights, as those of `lb.BatchEnsemble`, divide the examples of the batch among them.
 
     Args:
         model: A `BayesianModel`, or DistributedDataParallel or torch.compile around one.
@@ -75,7 +75,7 @@ def elbo_loss(
     if temperature is None:
         temperature = defaults_for(bnn.method.engine, used).temperature
     _check_arguments(bnn, x, y, num_data, temperature, samples, over)
-    members = bnn.members
+    members = bnn.separate_members
     by_optimizer = bnn.method.engine == "ivon"  # which the gradient of the KL is left to
     if torch.is_grad_enabled():
         bnn.trained_rule = bnn.rule
@@ -91,7 +91,7 @@ def elbo_loss(
 
     def loss_of(number: int) -> Tensor:
         with_kl = number == 0 and len(bnn.layout) > 0 and (isinstance(temperature, Tensor) or temperature > 0)
-        draw = bnn.next_draw(generator, number, with_kl)
+        draw = bnn.next_draw(generator, number, with_kl)._replace(training=True)
         result = call_with(model, x, _draw=draw)
         output, kl = result if with_kl else (result, None)
         output = moments_of(output_tensor(output))

@@ -46,9 +46,11 @@ def predict(
         accumulator, finite = bnn.likelihood.accumulator(), torch.ones((), dtype=torch.bool, device=bnn.device)
         for draw in draws:
             output = moments_of(chunks.run(draw))
-            if isinstance(output, Moments) and bnn.current_rule.mean_rule is not None:
-                with bnn.using(bnn.current_rule.mean_rule):
-                    output = Moments(moments_of(chunks.run(draw)).loc, output.variance)
+            rule_used = bnn.current_rule
+            if isinstance(output, Moments) and rule_used.mean_rule is not None:
+                with bnn.using(rule_used.mean_rule):
+                    first = moments_of(chunks.run(draw))
+                output = rule_used.combined(output, first, bnn.class_dim, bnn.moment_margin)
             parts = (output.loc, output.variance) if isinstance(output, Moments) else (output,)
             for part in parts:
                 finite = finite & part.isfinite().all()

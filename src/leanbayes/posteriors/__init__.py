@@ -2,15 +2,20 @@
 
 from leanbayes.posteriors.base import DiagonalGaussian, Posterior
 from leanbayes.posteriors.mean_field import MeanFieldPosterior
+from leanbayes.posteriors.multiplicative import MultiplicativePosterior
 from leanbayes.posteriors.partial import PartialPosterior
 from leanbayes.posteriors.point import PointPosterior
+from leanbayes.posteriors.rank_one_factors import CauchyFactors, GaussianFactors
 from leanbayes.posteriors.row import RowPosterior
 from leanbayes.posteriors.shared.shared import SharedPosterior
 from leanbayes.posteriors.subspace.subspace import SparsePointPosterior, SubspacePosterior
 
 __all__ = [
+    "CauchyFactors",
     "DiagonalGaussian",
+    "GaussianFactors",
     "MeanFieldPosterior",
+    "MultiplicativePosterior",
     "PartialPosterior",
     "PointPosterior",
     "Posterior",

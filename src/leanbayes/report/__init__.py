@@ -15,6 +15,7 @@ from leanbayes.report.document import (
 from leanbayes.report.evaluated_run import EvaluatedRun
 from leanbayes.report.evaluating import evaluate_for_report, evaluated
 from leanbayes.report.gallery import Gallery, GalleryImage, Png
+from leanbayes.report.model_card import model_card
 from leanbayes.report.page import render, write
 
 __all__ = [
@@ -34,6 +35,7 @@ __all__ = [
     "evaluate_for_report",
     "evaluated",
     "merge",
+    "model_card",
     "render",
     "write",
 ]

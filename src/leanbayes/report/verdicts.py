@@ -11,6 +11,7 @@ from leanbayes.report.evaluated_run import OOD_SCORES, EvaluatedRun, best_ood_sc
 from leanbayes.report.summary import listed
 
 Runs = Sequence[EvaluatedRun]
+COST = "What does it cost?"
 _GAP, _SHIFTED_GAP = (0.03, 0.08), (0.10, 0.25)  # calibration error on test data, and on corrupted or noisy data
 _INTERVAL_GAP = (0.02, 0.05)  # between the coverage of 95 % intervals and 95 %
 _ASKED, _WRONG = (0.20, 0.50), (0.015, 0.03)  # share that goes to a person, and errors among the rest
@@ -102,7 +103,7 @@ def _cost(runs: Runs) -> Verdict | None:
     ratios = [run.evaluation["costs"]["ratios"] for run in runs]
     time, size = (statistics.fmean(one[key] for one in ratios) for key in ("predict_ms_per_1000", "file_bytes"))
     answer = f"A prediction takes {time:.3g}× the time of the plain network, and the file has {size:.3g}× its size."
-    return Verdict("What does it cost?", answer, _status((time, _TIMES)))
+    return Verdict(COST, answer, _status((time, _TIMES)))
 
 
 def _shifted(run: EvaluatedRun, family: str, key: str) -> float | None:

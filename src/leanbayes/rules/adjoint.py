@@ -26,6 +26,7 @@ from leanbayes.errors import LeanBayesError, UnsupportedOperation
 from leanbayes.posteriors import Posterior
 from leanbayes.rules.base import PassContext, Rule, register_rule
 from leanbayes.rules.example_gradients import CONVOLUTIONS, PRODUCTS, Examples, weighted_squares
+from leanbayes.rules.margins import with_margin_variance
 from leanbayes.rules.moments.rule import MomentPropagation
 from leanbayes.rules.moments.value import Moments, variance_dtype
 from leanbayes.rules.random_weight import LinearUse, RandomWeight
@@ -273,7 +274,9 @@ class Adjoint(Rule):
         outputs: For logits of classes: "margin" takes one backward pass, of the difference of the two largest logits
             (one per position if there are several); "each" takes one per logit. Other outputs take one per output.
         mean: "plain" predicts with the outputs at the posterior mean. "moments" predicts with the mean of a pass by the
-            rule `moments`, which is more accurate if the noise is large, and costs that pass. (`bnn(x)` is "plain".)
+            rule `moments`, and for "margin" also with its covariance of the logits, in which the difference of the two
+            largest ones gets the variance of this rule. This is closer to samples, and costs that pass. (`bnn(x)` is
+            "plain".)
         max_passes: The largest number of backward passes. More raise an error.
 
     Example:
@@ -299,7 +302,14 @@ class Adjoint(Rule):
     @property
     def mean_rule(self) -> Rule | None:
         """The rule whose mean a prediction uses, or None for the mean of this one."""
-        return _Uncalibrated() if self.mean == "moments" else None
+        return _WithoutFactors() if self.mean == "moments" else None
+
+    def combined(self, output: Any, first: Any, class_dim: int | None, margin: tuple[float, float]) -> Any:
+        """Return the mean of `moments`, with the variances of this rule where it has them."""
+        if class_dim is None or self.outputs == "each" or output.loc.shape[class_dim] < 2:
+            return Moments(first.loc, output.variance)
+        loc, variance = output.loc.movedim(class_dim, -1), output.variance.movedim(class_dim, -1)
+        return with_margin_variance(first, 2 * variance[..., 0], loc.topk(2, -1).indices, class_dim, margin)
 
     @torch.no_grad()
     def weights(self, posterior: Posterior, key: Tensor, with_kl: bool) -> tuple[Sequence[Any], Tensor | None]:
@@ -369,12 +379,12 @@ class Adjoint(Rule):
         return within.variances(rows).reshape(scalars.shape)
 
 
-class _Uncalibrated(MomentPropagation):
-    """The rule `moments` without the factors of `lb.calibrate`, which belong to its own variances."""
+class _WithoutFactors(MomentPropagation):
+    """The rule `moments` with corrected layers, but without the two factors, which belong to its own variances."""
 
-    def calibrated_like(self, other: Rule) -> bool:
-        """Return False."""
-        return False
+    def finish(self, output: Any, context: PassContext) -> Any:
+        """Return the output as it is."""
+        return super().finish(output, replace(context, output_scale=(1.0, 1.0)))
 
 
 def _unsupported(operation: str, remedy: str) -> UnsupportedOperation:

@@ -119,6 +119,13 @@ class Rule:
         """The rule whose mean a prediction uses, or None for the mean of this one."""
         return None
 
+    def combined(self, output: Any, first: Any, class_dim: int | None, margin: tuple[float, float]) -> Any:
+        """Return what a prediction uses, given the outputs of this rule and of its `mean_rule`.
+
+        `margin` is what `lb.calibrate` fitted: the weight of the variance of this rule, and a factor of the std.
+        """
+        raise NotImplementedError  # only for rules with a `mean_rule`
+
     def calibrated_like(self, other: "Rule") -> bool:
         """Whether what `lb.calibrate` fitted for `other` is valid for this rule."""
         return False

@@ -76,7 +76,7 @@ def compress(
         return write_compact(bnn, path, values=values, rest=rest)
     if (values, rest) != ("fp16", "fp16"):
         raise LeanBayesError("With data, the search chooses the precision: leave out values and rest.")
-    if not bnn.method.bayesian_weights:
+    if not bnn.method.random_weights:
         raise LeanBayesError(
             f"{type(bnn.method).__name__} has no Bayesian weights to share: compress a model such as lb.MeanField's."
         )

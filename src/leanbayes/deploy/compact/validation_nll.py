@@ -78,6 +78,7 @@ def _class_nll(prediction: ClassPrediction, y: Tensor, ignore_index: int) -> Ten
     _check_shape(probs[..., 0], y)
     whole = not (y.is_floating_point() or y.is_complex())
     y = y.to(probs.device, torch.int64 if whole else y.dtype)  # a byte cannot equal -100
+    y = prediction.aligned(y, ignore_index)
     labeled = y != ignore_index
     p, labels = probs[labeled], y[labeled]
     if not whole or (len(labels) and not 0 <= labels.min() <= labels.max() < p.shape[-1]):

@@ -4,4 +4,8 @@ deterministic    The plain network.
 mc_dropout       Monte Carlo dropout.
 ensemble         Deep ensembles.
 rigl             RigL: sparse training without uncertainty.
+batch_ensemble   BatchEnsemble: members that share weights; rank_one_network has their factors.
+rank_one         Rank-1 Bayesian networks: BatchEnsemble with random factors.
+abnn             ABNN: a trained network with noise in its normalization layers.
+sngp             SNGP: bounded layers, and a Gaussian process in place of the last one.
 """

@@ -85,6 +85,10 @@ class Members(StochasticNetwork):
         """Raise an error: an ensemble is not a single network."""
         raise LeanBayesError("An ensemble is not a single network: use a member from bnn.network.networks.")
 
+    def member(self, number: int) -> nn.Module:
+        """Return a member, which is not copied."""
+        return self.networks[number]
+
     def described_network(self) -> nn.Module:
         """Return the first member."""
         return self.networks[0]

@@ -156,7 +156,7 @@ def sensitivity(
         bnn = model
     else:
         bnn = bayesianize(model, MeanField(), select=select, likelihood=likelihood)
-    if not len(bnn.layout):
+    if not bnn.method.random_weights:
         raise LeanBayesError(f"{type(bnn.method).__name__} has no Bayesian weights to score: pass the plain network.")
     weights = bnn.posterior.mean().detach()
     halves = halves_of(bnn, weights, batches, kind, seed)

@@ -1,7 +1,7 @@
 """The base class of sparse methods: a constant number of active weights, some of which are exchanged now and then."""
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -87,7 +87,12 @@ class SparseMethod(Method):
             addition,
             block_shape(self.pattern),
             by_precision=self.engine == "ivon",
+            new_std=self.std_of_new_weights(),
         )
+
+    def std_of_new_weights(self) -> float | None:
+        """Return σ of weights that an exchange adds, or None for the mean of their layer."""
+        return None
 
     def exchanged_share(self, training: Training) -> float:
         """Return the fraction to exchange after this step: drop/2·(1 + cos(π·step/end)), or 0 between exchanges."""
@@ -103,16 +108,27 @@ class SparseMethod(Method):
 
     @torch.no_grad()
     def addition_scores(self, training: Training, posterior: Any) -> Tensor:
-        """Return |∂L/∂w| of every weight on the last batch, averaged over `addition_weights`."""
+        """Return |∂L/∂w| of every weight, averaged over `addition_weights`, each on its own of `addition_batches`."""
         if training.batch is None:
             raise LeanBayesError("The exchange of weights needs a batch: set training.batch before after_step.")
         total, count = torch.zeros((), device=training.model.device), 0
+        batches = iter(self.addition_batches(training))
         for weights in self.addition_weights(training, posterior):
+            batch = next(batches, None)
+            if batch is None:
+                raise LeanBayesError(
+                    "addition='samples' takes a batch for each sample: pass lb.Training(batches=...) a function that "
+                    "returns training batches, or set addition='sample'."
+                )
             with training.autocast():
-                gradient = weight_gradient(training.model, weights, *training.batch)
+                gradient = weight_gradient(training.model, weights, *batch)
             total = total + training.average(gradient).abs()
             count += 1
         return total / count
+
+    def addition_batches(self, training: Training) -> Iterable[Any]:
+        """Return the batches on which `addition_scores` takes gradients: the last one."""
+        return [training.batch]
 
     def addition_weights(self, training: Training, posterior: Any) -> Iterator[Tensor]:
         """Yield the flat weights at which `addition_scores` takes gradients: the mean."""

@@ -20,11 +20,12 @@ def replace_weights(
     addition: Tensor,
     block: tuple[int, int] = (1, 1),
     by_precision: bool = False,
+    new_std: float | None = None,
 ) -> None:
     """Replace ⌊share·k⌋ of the k active weights (or blocks) of each layer by inactive ones.
 
     Ties go to the first weight in the layout. No more weights are removed than there are inactive ones. A new weight
-    starts with μ = 0, the mean σ of the remaining weights of its layer, and an optimizer state of zeros.
+    starts with μ = 0, the mean σ of the remaining weights of its layer (or `new_std`), and an optimizer state of zeros.
 
     Args:
         posterior: The sparse posterior, which changes in place.
@@ -34,6 +35,7 @@ def replace_weights(
         addition: One score per weight of the flat vector. The inactive weights with the highest scores are added.
         block: The outputs and inputs per block.
         by_precision: Whether σ of new weights is that of the mean 1/σ², the curvature that the engine "ivon" stores.
+        new_std: σ of new weights. None means the mean of their layer.
     """
     index = posterior.index.clone()
     rho = posterior.rho if isinstance(posterior, SubspacePosterior) else None
@@ -48,7 +50,7 @@ def replace_weights(
                 stay = torch.ones(count, dtype=torch.bool, device=rho.device).index_fill_(0, removed, False)
                 sigma = nn.functional.softplus(rho[own])[stay]
                 typical = sigma.square().reciprocal().mean().rsqrt() if by_precision else sigma.mean()
-                rho[first + removed] = inverse_softplus(typical)
+                rho[first + removed] = inverse_softplus(typical if new_std is None else sigma.new_tensor(new_std))
             places.append(first + removed)
         start, first = start + slot.numel, first + count
     if not places:

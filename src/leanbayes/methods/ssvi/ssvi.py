@@ -1,10 +1,10 @@
 """Sparse subspace variational inference (SSVI, Li et al. 2024): Bayesian and sparse from the first step on."""
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
-from itertools import islice
-from typing import Literal, Self
+from itertools import chain, cycle, islice
+from typing import Any, Literal, Self
 
 import torch
 from torch import Tensor
@@ -45,9 +45,11 @@ class SSVI(SparseMethod):
             does), the same for exp(λ|θ|) (exponential_mean, exponential_snr), or S(μ² + σ²) with S the mean squared
             gradient of a few batches (sensitivity).
         exponent: λ of the exponential criteria.
-        addition: where to take the gradient of the last batch; the inactive weights with the largest are added. At
-            one sample of the weights, at their mean, or averaged over several samples.
+        addition: where to take the gradient of the loss; the inactive weights with the largest are added. sample and
+            mean take the last batch, at one sample of the weights or at their mean. samples averages |gradient| over
+            several samples of the weights, the first on the last batch, each other one on a training batch of its own.
         addition_samples: number of samples that addition=samples averages over.
+        new_std: σ of weights that are added: the mean σ of their layer (mean), or a number.
         prior: the prior over the active weights: `Normal` or `ScaleMixture`.
         init_std: the initial σ.
         engine: how means and stds are trained. backprop takes gradients of the ELBO, with any optimizer. ivon is the
@@ -64,6 +66,7 @@ class SSVI(SparseMethod):
     exponent: float = 1.0
     addition: Addition = renamed("sample", values={"draw": "sample", "draws": "samples"})  # noqa: RUF009 (it is a field)
     addition_samples: int = renamed(5, "draws")
+    new_std: float | Literal["mean"] = "mean"
     prior: Prior = field(default_factory=lambda: Normal("auto", gain=0.5))
     init_std: float = 1e-3
     engine: EngineName = field(default="backprop", metadata={"former_default": "backprop"})
@@ -77,6 +80,8 @@ class SSVI(SparseMethod):
             raise LeanBayesError(f"exponent={self.exponent} must be a positive number.")
         if self.addition_samples < 1:
             raise LeanBayesError(f"addition_samples={self.addition_samples} must be at least 1.")
+        if self.new_std != "mean" and not (isinstance(self.new_std, (int, float)) and 0 < self.new_std < math.inf):
+            raise LeanBayesError(f"new_std={self.new_std!r} must be 'mean' or a positive number.")
         check_gaussian_settings(self.prior, self.init_std, self.rule, self.samples, self.engine)
         if getattr(self.prior, "center", "zero") != "zero":
             raise LeanBayesError("SSVI does not store a center for each weight: use a prior with center='zero'.")
@@ -110,6 +115,16 @@ class SSVI(SparseMethod):
             batches = islice(training.batches(), _SENSITIVITY_BATCHES)
             squares = mean_squared_gradient(training.model, posterior.mean(), batches)
         return training.average(squares)[posterior.index] * (mu.square() + sigma.square())
+
+    def std_of_new_weights(self) -> float | None:
+        """Return σ of weights that an exchange adds, or None for the mean of their layer."""
+        return None if self.new_std == "mean" else self.new_std
+
+    def addition_batches(self, training: Training) -> Iterable[Any]:
+        """Return the last batch, and for several samples also other batches of the training data."""
+        if self.addition != "samples" or self.addition_samples == 1:
+            return [training.batch]
+        return chain([training.batch], cycle(training.batches()))
 
     def addition_weights(self, training: Training, posterior: SubspacePosterior) -> Iterator[Tensor]:
         """Yield the flat weights at which the addition criterion takes gradients, the same in every process."""

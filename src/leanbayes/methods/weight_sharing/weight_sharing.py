@@ -107,7 +107,9 @@ class WeightSharing(SharingSettings, Method):
 
     @classmethod
     def paper(cls) -> Self:
-        """Return the settings of the paper. The fractions of the epochs are not from the paper.
+        """Return the settings that the paper prints. It prints no bounds for `merge_gradient` and `merge_variance`.
+
+        The fractions of the epochs are not from the paper.
 
         Its recipe is SGD with lr=0.1, batch_size=256 and 250 epochs for the plain network.
         """

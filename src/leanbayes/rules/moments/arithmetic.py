@@ -222,7 +222,7 @@ def _extreme(input: Any, other: Any, sign: float) -> Moments:
     x, y = (loc_of(value).to(dtype) for value in (input, other))
     loses = sign * x < sign * y  # whether y has the larger mean
     random = [value for value in (input, other) if isinstance(value, Moments)]
-    if random[0].within.activations == "taylor":
+    if random[0].within.activations != "exact":
         return where(~loses, input, other)
     v, w = (value.variance.to(dtype) if isinstance(value, Moments) else x.new_zeros(()) for value in (input, other))
     shared = covariance(random[0], random[1], plain.shape) if len(random) == 2 else None

@@ -10,7 +10,7 @@ from torch import Tensor
 from leanbayes.errors import UnsupportedOperation
 
 Correlation = Literal["common", "none"]
-Activations = Literal["exact", "taylor"]
+Activations = Literal["exact", "taylor", "paper"]
 
 PROBES = 64  # directions of common noise; the relative error of their total variance is about √(2/PROBES)
 TRAINING_PROBES = 8  # new ones at every step, so a few are enough
@@ -30,7 +30,8 @@ class Pass:
     Attributes:
         correlation: "common" keeps noise that positions share, in one direction per row of `signs`; "none" drops
             correlations.
-        activations: "exact" uses the moments of an activation function of a Gaussian, "taylor" its slope at the mean.
+        activations: "exact" uses the moments of an activation function of a Gaussian, "taylor" its slope at the mean,
+            and "paper" also equations 9 and 14 of VDP++ for softmax and layer norm.
         signs: The table of signs of the probes.
         maps: Whether the independent noise of convolutions differs from pixel to pixel.
         rows: The number of examples, or None if it is unknown.

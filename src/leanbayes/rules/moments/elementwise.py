@@ -23,6 +23,7 @@ from leanbayes.rules.moments.exact_moments import (
     Function,
     clamp_moments,
     exp_moments,
+    gelu_moments,
     hardsigmoid_moments,
     in_pieces,
     leaky_relu_moments,
@@ -39,18 +40,19 @@ _FLOOR = 1e-12  # distance to arguments with an infinite slope, such as 0 for âˆ
 def _propagate(
     x: Moments, function: Function, slope: Function, exact: Callable[..., Exact] | None, settings: dict[str, Any]
 ) -> Moments:
-    plain = function(x.loc, **settings)
     m = x.loc.to(variance_dtype(x.loc.dtype))
-    if exact is None or x.within.activations == "taylor":
-        return x.follow(plain, slope(m, **settings))
-    v = shrunk(x.variance)
+    if exact is None or x.within.activations != "exact":
+        return x.follow(function(x.loc, **settings), slope(m, **settings))
     if torch.compiler.is_compiling() or noise.in_transform():
-        moments = exact(m, v, **settings)
+        moments = exact(m, shrunk(x.variance), **settings)
     elif torch.is_grad_enabled():
         # Recompute in the backward pass: to store all intermediate results takes many times the memory.
-        moments = checkpoint(exact, m, v, use_reentrant=False, preserve_rng_state=False, **settings)
+        moments = checkpoint(exact, m, shrunk(x.variance), use_reentrant=False, preserve_rng_state=False, **settings)
     else:
-        moments = in_pieces(exact, m, v, settings)
+        moments = in_pieces(exact, m, x.variance_of, x.positions, settings)
+    if moments.is_mean:
+        return x.follow(moments.excess.to(x.dtype), moments.slope, moments.variance)
+    plain = function(x.loc, **settings)
     return x.follow((plain + moments.excess).to(plain.dtype), moments.slope, moments.variance)
 
 
@@ -115,6 +117,10 @@ def _gelu_slope(m: Tensor, approximate: str = "none") -> Tensor:
     return 0.5 * (1 + t) + 0.5 * m * (1 - t * t) * outer * (1 + 3 * inner * m * m)
 
 
+def _gelu_moments(m: Tensor, v: Tensor, approximate: str = "none") -> Exact:
+    return gelu_moments(m, v) if approximate == "none" else quadrature(F.gelu, m, v, approximate=approximate)
+
+
 def _silu_slope(m: Tensor) -> Tensor:
     sigmoid = m.sigmoid()
     return sigmoid * (1 + m * (1 - sigmoid))
@@ -177,7 +183,7 @@ _elementwise(
 )
 _elementwise("celu", F.celu, lambda m, alpha=1.0: (m / alpha).clamp_max(0).exp(), settings="alpha inplace")
 _elementwise("selu", F.selu, _selu_slope, settings="inplace")
-_elementwise("gelu", F.gelu, _gelu_slope, settings="approximate")
+_elementwise("gelu", F.gelu, _gelu_slope, _gelu_moments, "approximate")
 _elementwise("silu", F.silu, _silu_slope, settings="inplace")
 _elementwise("mish", F.mish, _mish_slope, settings="inplace")
 _elementwise("tanh", torch.tanh, lambda m: 1 - torch.tanh(m).square())

@@ -4,24 +4,30 @@ The mean slope is E f'(x) = Cov(f(x), x)/v (Stein).
 """
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
-from leanbayes.core import noise
+from leanbayes.rules.moments.buffers import spent
 
 
 class Exact(NamedTuple):
-    """The moments of f(x) for x ~ N(m, v): the excess E f(x) - f(m), the mean slope, and the variance."""
+    """The moments of f(x) for x ~ N(m, v): the excess E f(x) - f(m), the mean slope, and the variance.
+
+    If the mean E f(x) itself is without rounding errors where v = 0, it may be given in place of the excess.
+    """
 
     excess: Tensor
     slope: Tensor
     variance: Tensor
+    is_mean: bool = False  # whether `excess` is the mean
 
 
 Function = Callable[..., Tensor]
+Index = tuple[slice, ...]
 
 # Gauss-Hermite with 7 nodes, for the density exp(-x²/2)/√(2π): the positive nodes and their weights. The node at 0
 # contributes nothing to sums of differences from f(m).
@@ -41,20 +47,12 @@ _TAIL = (
     -0.113534019,
     0.033821061,
 )
+_PEAK = 1 / math.sqrt(2 * math.pi)  # of the normal density
 _TINY = 1e-20  # lower limit of variances in quotients: the cube of 1/√_TINY is finite in single precision
 _REACH = 12.5  # stds; the normal density there is 5e-35
 _PIECE = 1 << 16  # elements; a dozen such results fit the cache of a CPU
 _LARGE = 1 << 19  # elements, from which it pays to compute in pieces
 _FAR = 1e15  # upper limit of the distance to a bound, so that products are finite
-
-
-def _spent(x: Tensor) -> Tensor | None:
-    """Return a tensor that is not needed any more as `out=` of the next operation, if gradients do not need it either.
-
-    New memory is expensive on a CPU: half of the time of a ReLU would be page faults.
-    """
-    needed = torch.is_grad_enabled() or torch.compiler.is_compiling() or noise.in_transform()
-    return None if needed else x
 
 
 def _normal_cdf(a: Tensor, bell: Tensor) -> Tensor:
@@ -64,7 +62,7 @@ def _normal_cdf(a: Tensor, bell: Tensor) -> Tensor:
     """
     if a.dtype == torch.float64 or not torch.compiler.is_compiling():
         z = -math.sqrt(0.5) * a
-        return torch.mul(torch.erfc(z, out=_spent(z)), 0.5, out=_spent(z))
+        return torch.mul(torch.erfc(z, out=spent(z)), 0.5, out=spent(z))
     t = 1 / (1 + 0.325 * a.abs())
     polynomial = torch.full_like(t, _TAIL[-1])
     for coefficient in _TAIL[-2::-1]:
@@ -81,31 +79,67 @@ def relu_moments(m: Tensor, v: Tensor) -> Exact:
     """
     scale = v.clamp_min(_TINY).rsqrt()
     a = m * scale
-    a = torch.clamp(a, -_REACH, _REACH, out=_spent(a))
+    a = torch.clamp(a, -_REACH, _REACH, out=spent(a))
     bell = a * a
-    bell = torch.exp(torch.mul(bell, -0.5, out=_spent(bell)), out=_spent(bell))
+    bell = torch.exp(torch.mul(bell, -0.5, out=spent(bell)), out=spent(bell))
     slope = _normal_cdf(a, bell)
-    density = torch.mul(bell, 1 / math.sqrt(2 * math.pi), out=_spent(bell))
-    e = torch.addcmul(density, a, slope, out=_spent(density))
+    density = torch.mul(bell, _PEAK, out=spent(bell))
+    e = torch.addcmul(density, a, slope, out=spent(density))
     rest = e - a
-    variance = torch.addcmul(slope, e, rest, value=-1, out=_spent(rest))
-    variance = torch.mul(torch.clamp_min(variance, 0, out=_spent(variance)), v, out=_spent(variance))
-    excess = torch.sub(e, torch.clamp_min(a, 0, out=_spent(a)), out=_spent(e))
-    excess = torch.mul(torch.clamp_min(excess, 0, out=_spent(excess)), v * scale, out=_spent(excess))
+    variance = torch.addcmul(slope, e, rest, value=-1, out=spent(rest))
+    variance = torch.mul(torch.clamp_min(variance, 0, out=spent(variance)), v, out=spent(variance))
+    excess = torch.sub(e, torch.clamp_min(a, 0, out=spent(a)), out=spent(e))
+    excess = torch.mul(torch.clamp_min(excess, 0, out=spent(excess)), v * scale, out=spent(excess))
     return Exact(excess, slope, variance)
 
 
-def in_pieces(exact: Callable[..., Exact], m: Tensor, v: Tensor, settings: dict[str, Any]) -> Exact:
-    """Compute moments of a few examples at a time on a CPU, so that all intermediate results stay in its cache."""
-    rows = 0 if m.dim() == 0 or m.numel() < _LARGE else max(1, len(m) * _PIECE // m.numel())
-    if m.device.type != "cpu" or not 0 < rows < len(m) or any(isinstance(value, Tensor) for value in settings.values()):
-        return exact(m, v, **settings)
-    found = Exact(torch.empty_like(m), torch.empty_like(m), torch.empty_like(m))
+def in_pieces(
+    exact: Callable[..., Exact],
+    m: Tensor,
+    variance: Callable[[Index], Tensor],
+    positions: list[int],
+    settings: dict[str, Any],
+) -> Exact:
+    """Compute moments of a part of the elements at a time on a CPU, so that intermediate results stay in its cache.
+
+    Args:
+        exact: The moments of the function.
+        m: The mean of its argument.
+        variance: Returns the variance of a part of the argument, in a shape that broadcasts to it.
+        positions: Dimensions over which the slope is averaged, not the first.
+        settings: Other arguments of the function.
+    """
+    pieces = list(_pieces(m, positions))
+    if m.device.type != "cpu" or len(pieces) < 2 or any(isinstance(value, Tensor) for value in settings.values()):
+        return _with_mean_slope(exact(m, variance(()), **settings), positions)
+    sizes = [1 if dim in positions else size for dim, size in enumerate(m.shape)]
+    whole = (torch.empty_like(m), m.new_empty(sizes) if positions else torch.empty_like(m), torch.empty_like(m))
+    for piece in pieces:
+        part = _with_mean_slope(exact(m[piece], variance(piece), **settings), positions)
+        for results, own in zip(whole, part[:3], strict=True):
+            results[piece] = own
+    return Exact(*whole, part.is_mean)
+
+
+def _pieces(m: Tensor, positions: list[int]) -> Iterator[Index]:
+    """Cut a large tensor along its examples, and if these are large along its channels, but not along positions."""
+    if m.dim() == 0 or m.numel() < _LARGE:
+        yield ()
+        return
+    rows = max(1, len(m) * _PIECE // m.numel())
+    sizes = [1 if dim in positions or dim == 0 else size for dim, size in enumerate(m.shape)]
+    channel = max(range(m.dim()), key=sizes.__getitem__)
+    count = max(1, min(sizes[channel], sizes[channel] * _PIECE * len(m) // m.numel())) if rows == 1 else sizes[channel]
     for start in range(0, len(m), rows):
-        piece = slice(start, start + rows)
-        for whole, part in zip(found, exact(m[piece], v[piece] if len(v) == len(m) else v, **settings), strict=True):
-            whole[piece] = part
-    return found
+        for first in range(0, sizes[channel], count):
+            index = [slice(None)] * m.dim()
+            index[channel] = slice(first, first + count)
+            index[0] = slice(start, start + rows)
+            yield tuple(index)
+
+
+def _with_mean_slope(moments: Exact, positions: list[int]) -> Exact:
+    return moments._replace(slope=moments.slope.mean(positions, keepdim=True)) if positions else moments
 
 
 def leaky_relu_moments(m: Tensor, v: Tensor, negative_slope: Tensor | float = 0.01) -> Exact:
@@ -136,7 +170,7 @@ def clamp_moments(m: Tensor, v: Tensor, min: Any = None, max: Any = None) -> Exa
 
 def hardsigmoid_moments(m: Tensor, v: Tensor) -> Exact:
     """Return the moments of clamp(x, -3, 3)/6 + 1/2."""
-    excess, slope, variance = clamp_moments(m, v, -3.0, 3.0)
+    excess, slope, variance, _ = clamp_moments(m, v, -3.0, 3.0)
     return Exact(excess / 6, slope / 6, variance / 36)
 
 
@@ -150,6 +184,52 @@ def exp_moments(m: Tensor, v: Tensor) -> Exact:
     center, growth = m.exp(), (0.5 * v).exp()
     slope = center * growth
     return Exact(center * torch.expm1(0.5 * v), slope, torch.where(v > 0, slope * slope * torch.expm1(v), v))
+
+
+def gelu_moments(m: Tensor, v: Tensor) -> Exact:
+    """Return the moments of xΦ(x). With s² = 1 + v and a = m/s, the mean is s·gelu(a) + vφ(a)/s.
+
+    The k-th derivative of the mean is the mean of the k-th derivative, so the variance is Σ_k v^k/k!·(∂^k mean)². With
+    u = v/s² and the Hermite polynomials He, the terms from k = 2 on are s²u^k/k!·φ(a)²(He_{k-2}(a) - He_k(a)/s²)². The
+    sum ends at k = 4: its error is 0.6 % of v at most, where that of 7 nodes of quadrature would be 5 %.
+    """
+    s2 = v + 1
+    r = torch.rsqrt(s2)
+    a, s = m * r, torch.mul(s2, r, out=spent(s2))
+    mean = F.gelu(a)
+    cdf = _cdf_by_gelu(a, mean)
+    w = a * a
+    density = w * -0.5
+    density = torch.exp(density, out=spent(density))
+    density = torch.mul(density, _PEAK, out=spent(density))
+    mean = torch.mul(mean, s, out=spent(mean))
+    r2 = torch.mul(r, r, out=spent(s))
+    mean = torch.addcmul(mean, torch.mul(v, r, out=spent(r)), density, out=spent(mean))
+    a = torch.mul(a, density, out=spent(a))
+    slope = torch.addcmul(cdf, a, r2, out=spent(cdf))
+    # The name of a number k stands for He_{k-2} - He_k/s², for k = 3 without its factor a.
+    w = torch.clamp_max(w, _REACH**2, out=spent(w))  # farther away the density is 0
+    t = torch.mul(w, r2, out=spent(a))
+    two = torch.add(r2 - t, 1)
+    three = torch.add(two, r2, alpha=2)
+    four = torch.add(torch.addcmul(w, w, t, value=-1), t, alpha=6, out=spent(t))
+    four = torch.sub(four, 3 * r2 + 1, out=spent(four))
+    share = v * r2
+    w = torch.mul(w, share, out=spent(w))
+    two, three, four = (torch.mul(term, term, out=spent(term)) for term in (two, three, four))
+    two = torch.addcmul(two, three, w, value=1 / 3, out=spent(two))
+    two = torch.addcmul(two, share * share, four, value=1 / 12, out=spent(two))
+    two = torch.mul(two, torch.mul(density, density, out=spent(density)), out=spent(two))
+    variance = torch.addcmul(slope * slope, two, share, value=0.5, out=spent(two))
+    return Exact(mean, slope, torch.mul(variance, v, out=spent(variance)), is_mean=True)
+
+
+def _cdf_by_gelu(a: Tensor, gelu: Tensor) -> Tensor:
+    """Return Φ(a), given gelu(a) = aΦ(a). On a CPU a quotient is faster than erf, but it has no gradient at 0."""
+    if spent(a) is None or a.device.type != "cpu":
+        return 0.5 + 0.5 * torch.erf(math.sqrt(0.5) * a)
+    cdf = gelu / a
+    return torch.nan_to_num(cdf, 0.5, out=cdf)
 
 
 def quadrature(function: Function, m: Tensor, v: Tensor, **settings: Any) -> Exact:
@@ -166,13 +246,13 @@ def quadrature(function: Function, m: Tensor, v: Tensor, **settings: Any) -> Exa
         above = function(torch.add(m, std, alpha=node), **settings)
         under = function(torch.sub(m, std, alpha=node), **settings)
         both = above + under
-        both = torch.sub(both, center, alpha=2, out=_spent(both))
-        apart = torch.sub(above, under, out=_spent(above))
-        mean = torch.add(mean, both, alpha=weight, out=_spent(mean))
-        tilt = torch.add(tilt, apart, alpha=weight * node, out=_spent(tilt))
-        second = torch.addcmul(second, both, both, value=weight / 2, out=_spent(second))
-        second = torch.addcmul(second, apart, apart, value=weight / 2, out=_spent(second))
-    share = torch.div(v, enough, out=_spent(enough))
-    variance = torch.addcmul(second, mean, mean, value=-1, out=_spent(second))
-    variance = torch.mul(torch.clamp_min(variance, 0, out=_spent(variance)), share, out=_spent(variance))
-    return Exact(torch.mul(mean, share, out=_spent(mean)), torch.div(tilt, std, out=_spent(tilt)), variance)
+        both = torch.sub(both, center, alpha=2, out=spent(both))
+        apart = torch.sub(above, under, out=spent(above))
+        mean = torch.add(mean, both, alpha=weight, out=spent(mean))
+        tilt = torch.add(tilt, apart, alpha=weight * node, out=spent(tilt))
+        second = torch.addcmul(second, both, both, value=weight / 2, out=spent(second))
+        second = torch.addcmul(second, apart, apart, value=weight / 2, out=spent(second))
+    share = torch.div(v, enough, out=spent(enough))
+    variance = torch.addcmul(second, mean, mean, value=-1, out=spent(second))
+    variance = torch.mul(torch.clamp_min(variance, 0, out=spent(variance)), share, out=spent(variance))
+    return Exact(torch.mul(mean, share, out=spent(mean)), torch.div(tilt, std, out=spent(tilt)), variance)

@@ -23,10 +23,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from leanbayes.rules.moments.buffers import spent
 from leanbayes.rules.moments.conversions import loc_of
 from leanbayes.rules.moments.registry import copied, mixed, name_of
 from leanbayes.rules.moments.shared_positions import InputStatistics, common_variance, count_inside, of_dim, root
-from leanbayes.rules.moments.value import Moments, variance_dtype
+from leanbayes.rules.moments.value import Moments, shrunk, variance_dtype
 from leanbayes.rules.random_weight import LinearUse
 
 _TRANSPOSED = {F.conv_transpose1d, F.conv_transpose2d, F.conv_transpose3d}
@@ -133,7 +134,7 @@ class Layer:
         return self.w.shape[1] if self._inputs_first else self.w.shape[0] // self.groups
 
     def _mass(self, kind: str) -> Tensor:
-        """Sum a kernel over all elements that multiply an input channel, in a shape that broadcasts to the input."""
+        """Sum a kernel over all elements that multiply an input channel, (channels,)."""
 
         def compute() -> Tensor:
             weight = self._kernel(kind)
@@ -143,7 +144,7 @@ class Layer:
                 return weight.unflatten(0, (self.groups, -1)).flatten(3).sum((1, 3))
             return weight.sum(0)
 
-        return self._once((kind, self._inputs_first, self.groups), compute).reshape(-1, *[1] * self.window)
+        return self._once((kind, self._inputs_first, self.groups), compute).reshape(-1)
 
     # -- the kinds of layers ------------------------------------------------------------------------------------------
 
@@ -211,8 +212,7 @@ class Layer:
         few = self._outputs <= _FEW  # then products pixel by pixel are cheap
         variance, kept = self._by_position(x, given, shares) if few else self._on_average(x, given, shares)
         if kept is not None:
-            own = self._probes(kept)
-            common = own if common is None else common + own
+            common = self._with_probes(common, kept)
         return self._with_bias(loc, variance, common)
 
     def _by_position(self, x: Any, given: InputStatistics, shares: Shares | None) -> tuple[Tensor, Tensor | None]:
@@ -221,7 +221,8 @@ class Layer:
         if isinstance(x, Moments):
             parts.append(self._product(x.independent, self.w.to(self.dtype).square()))
         if self.w_variance is not None:
-            each = self._product(given.squares, self.w_variance)
+            squares = given.squares + shrunk(x.variance) if isinstance(x, Moments) else given.squares
+            each = self._product(squares, self.w_variance)
             of_mean = self._compact(given.first, self._collapsed("variance", shares))
             kept = common_variance(of_mean, each.mean(self.positions, keepdim=True))
             parts.append((each - kept).clamp_min(0))
@@ -229,45 +230,63 @@ class Layer:
 
     def _on_average(self, x: Any, given: InputStatistics, shares: Shares | None) -> tuple[Tensor, Tensor | None]:
         """Return the same from means over positions: one variance per channel, times the pattern of the noise."""
-        averages, masses, kept = [], [], None
-        flat = bool(self.window) and not self.within.maps
+        averages, kept = [], None
         if given.alone is not None:
             averages.append(self._compact(given.alone, self._collapsed("squares", shares)))
-            if not flat:
-                masses.append(x.variance * self._mass("squares"))
         if self.w_variance is not None:
             both = torch.stack([given.second, given.first])
             total, of_mean = self._compact(both, self._collapsed("variance", shares)).unbind(0)
             kept = common_variance(of_mean, total)
             averages.append(total - kept)
-            if not flat:
-                masses.append(given.squares * self._mass("variance"))
         average = sum(averages[1:], averages[0])
-        return (average if flat else average * self._pattern(sum(masses[1:], masses[0]))), kept
+        flat = bool(self.window) and not self.within.maps
+        return (average if flat else average * self._pattern(x, given)), kept
 
-    def _pattern(self, mass: Tensor) -> Tensor:
+    def _pattern(self, x: Any, given: InputStatistics) -> Tensor:
         """Return the pattern of a layer's noise over positions: the contribution of all inputs, with a mean of 1."""
-        channel = self.form.channel_dim
-        pattern = mass.sum(channel, keepdim=True)
+        parts = []
+        if self.w_variance is not None:
+            parts.append(self._over_channels(given.squares, self._mass("variance")))
+        if isinstance(x, Moments):
+            mass = self._mass("squares")
+            mass = mass if self.w_variance is None else mass + self._mass("variance")
+            parts.append(self._over_channels(shrunk(x.variance), mass))
+        sizes = list(given.mean.shape)
+        sizes[self.form.channel_dim] = 1
+        pattern = sum(parts[1:], parts[0]).expand(sizes)
         if self.window:
             window = torch.ones((1, 1, *self.w.shape[-self.window :]), dtype=self.dtype, device=self.w.device)
             geometry = {name: value for name, value in self.use.arguments.items() if name in _GEOMETRY}
             pattern = self.function(pattern, window, **geometry).to(self.dtype)
         return pattern / pattern.mean(self.positions, keepdim=True).clamp_min(torch.finfo(self.dtype).tiny)
 
-    def _probes(self, variance: Tensor) -> Tensor:
-        """Distribute noise of a given variance, independent for each channel, over the probes."""
+    def _over_channels(self, values: Tensor, factors: Tensor) -> Tensor:
+        """Sum values over their channels, each with its own factor."""
+        sizes = list(values.shape)
+        sizes[self.form.channel_dim] = len(factors)  # if they are constant along them
+        values = values.expand(sizes)
+        with torch.autocast(values.device.type, enabled=False):
+            if not self.window:
+                return (values @ factors).unsqueeze(-1)
+            sums = factors.reshape(1, -1) @ values.flatten(-self.window)
+            return sums.unflatten(-1, values.shape[-self.window :])
+
+    def _with_probes(self, common: Tensor | None, variance: Tensor) -> Tensor:
+        """Add noise of a given variance, independent for each channel, to common noise, distributed over its probes."""
         signs = self.within.next_signs(variance.shape[self.form.channel_dim]).to(variance)
+        signs = signs.reshape(len(signs), *[1] * (variance.dim() - 1 - self.window), -1, *[1] * self.window)
         std = root(variance)
-        return std * signs.reshape(len(signs), *[1] * (variance.dim() - 1 - self.window), -1, *[1] * self.window)
+        if common is None:
+            return std * signs
+        fits = torch.broadcast_shapes(common.shape, variance.shape) == common.shape
+        return torch.addcmul(common, std, signs, out=spent(common) if fits else None)
 
     def _with_bias(self, loc: Tensor, variance: Tensor | None, common: Tensor | None) -> Moments:
         if isinstance(self.bias, Moments):
             own = self.bias.variance.to(self.dtype)
             own = own.reshape(-1, *[1] * self.window) if self.window else own
             if self.positions:  # all positions share the bias
-                own = self._probes(own.expand(*[1] * (loc.dim() - 1 - self.window), *own.shape))
-                common = own if common is None else common + own
+                common = self._with_probes(common, own.expand(*[1] * (loc.dim() - 1 - self.window), *own.shape))
             else:
                 variance = own if variance is None else variance + own
         variance = loc.new_zeros((), dtype=self.dtype) if variance is None else variance

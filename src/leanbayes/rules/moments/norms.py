@@ -16,6 +16,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from leanbayes.rules.moments.buffers import spent
 from leanbayes.rules.moments.conversions import loc_of
 from leanbayes.rules.moments.registry import moment_rule, named, unsupported
 from leanbayes.rules.moments.value import Moments, shrunk, variance_dtype
@@ -59,7 +60,7 @@ def _affine(x: Moments, loc: Tensor, weight: Value | None, bias: Value | None) -
     # Positions share the noise of γ and β, but x̂ differs between them, so it is treated as independent.
     total = result.variance
     if isinstance(weight, Moments):
-        total = total + weight.variance * (x.loc.square() + x.variance)
+        total = torch.addcmul(total, weight.variance, x.loc.square() + x.variance)
     if isinstance(bias, Moments):
         total = total + bias.variance
     return result.like_total(loc, total, result.common, result.grid)
@@ -149,21 +150,30 @@ def _normalized(
     behind = [dim + 1 for dim in dims]
     if common is not None and centered:
         common = common - common.mean(behind, keepdim=True)
+    lengths = None if common is None else common.square().sum(0)  # of the probes
+    sum_v = v.sum(dims, keepdim=True)
     if x.within.activations == "exact":
-        total = total + v.mean(dims, keepdim=True) * (1 - 1 / size if centered else 1.0)
-        if common is not None:
-            total = total + common.square().mean(behind, keepdim=True).sum(0)
+        total = total + sum_v * ((1 - 1 / size if centered else 1.0) / size)
+        if lengths is not None:
+            total = total + lengths.mean(dims, keepdim=True)
     scale = total.rsqrt()
     loc = center * scale
+    if x.within.activations == "paper":  # equation 14: (γ/s)² v
+        paper = x.like_total(loc, v * scale.square(), None if common is None else common * scale)
+        return paper, torch.zeros_like(loc)
     square = loc.square()
-    own = v * (1 - (2 / size) * (1 + square if centered else square))
-    own = own + square * (square * v).sum(dims, keepdim=True) / size**2
+    # Sums are factors of 1, x̂ and x̂².
+    tilted = torch.sub((square * v).sum(dims, keepdim=True) / size**2, v, alpha=2 / size)
+    own = torch.mul(square, tilted, out=spent(tilted))
+    own = torch.add(own, v, alpha=1 - 2 / size if centered else 1.0, out=spent(own))
     if centered:
-        own = own + (v.sum(dims, keepdim=True) + 2 * loc * (loc * v).sum(dims, keepdim=True)) / size**2
-    own = scale.square() * own.clamp_min(0)
-    if common is not None:
-        common, energy = _turned(common, loc, scale, dims)
-        own = own + energy
+        own = torch.addcmul(own, loc, (loc * v).sum(dims, keepdim=True), value=2 / size**2, out=spent(own))
+        own = torch.add(own, sum_v, alpha=1 / size**2, out=spent(own))
+    own = torch.clamp_min(own, 0, out=spent(own))
+    if common is not None and lengths is not None:
+        common, energy = _turned(common, lengths, loc, square, scale, dims)
+        own = torch.add(own, energy, out=spent(own))
+    own = torch.mul(own, scale.square(), out=spent(own))
     return x.like_total(loc, own, common), center * (scale - without_noise.rsqrt())
 
 
@@ -177,10 +187,13 @@ def _per_example(x: Moments) -> Tensor | None:
     return x.common.expand(sizes)
 
 
-def _turned(shift: Tensor, loc: Tensor, scale: Tensor, dims: list[int]) -> tuple[Tensor, Tensor]:
-    """Return, for centered common noise, the mean over positions of d = (shift - x̂·q)/s, and Σd².
+def _turned(
+    shift: Tensor, lengths: Tensor, loc: Tensor, square: Tensor, scale: Tensor, dims: list[int]
+) -> tuple[Tensor, Tensor]:
+    """Return, for centered common noise, the mean over positions of d = (shift - x̂·q)/s, and s²·Σd².
 
-    q is the mean of x̂·shift over `dims`. All sums are matrix products, and d itself is never stored.
+    q is the mean of x̂·shift over `dims`, `lengths` the sum of shift² over the probes, and `square` x̂². All sums are
+    matrix products, and d itself is never stored.
     """
     names = "abcdefgh"[: loc.dim()]
     outer = "".join(name for dim, name in enumerate(names) if dim not in dims)
@@ -189,17 +202,19 @@ def _turned(shift: Tensor, loc: Tensor, scale: Tensor, dims: list[int]) -> tuple
     count = math.prod([loc.shape[dim] for dim in positions])
     size = math.prod([loc.shape[dim] for dim in dims])
     with torch.autocast(loc.device.type, enabled=False):
-        q = torch.einsum(f"z{names},{names}->z{outer}", shift, loc) / size
+        q = torch.einsum(f"z{names},{names}->z{outer}", shift, loc)
         both = torch.einsum(f"z{names},z{outer}->{names}", shift, q)
-        turn = torch.einsum(f"{names},z{outer}->z{kept}", loc * scale, q) / count
+        turn = torch.einsum(f"{names},z{outer}->z{kept}", loc * scale, q)
     for dim in positions:
         turn = turn.unsqueeze(dim + 1)
-    common = shift * (scale.mean(positions, keepdim=True) if positions else scale) - turn
-    lengths = q.square().sum(0)
+    common = shift * (scale.mean(positions, keepdim=True) if positions else scale)
+    common = torch.sub(common, turn, alpha=1 / (count * size), out=spent(common))
+    turns = q.square().sum(0) / size**2
     for dim in sorted(dims):
-        lengths = lengths.unsqueeze(dim)
-    energy = scale.square() * (shift.square().sum(0) - 2 * loc * both + loc.square() * lengths)
-    return common, energy.clamp_min(0)
+        turns = turns.unsqueeze(dim)
+    energy = torch.addcmul(lengths, loc, both, value=-2 / size)
+    energy = torch.addcmul(energy, square, turns, out=spent(energy))
+    return common, torch.clamp_min(energy, 0, out=spent(energy))
 
 
 def _finished(
@@ -209,7 +224,7 @@ def _finished(
     excess = excess.reshape(x.shape)
     if weight is not None:
         excess = excess * loc_of(weight)
-    loc = plain if x.within.activations == "taylor" else (plain + excess).to(plain.dtype)
+    loc = plain if x.within.activations != "exact" else (plain + excess).to(plain.dtype)
     return _affine(normalized.reshaped(normalized.loc.reshape(x.shape)), loc, weight, bias)
 
 

@@ -178,7 +178,7 @@ def vector_norm(
     m = input.loc.to(variance_dtype(plain.dtype))
     length = torch.linalg.vector_norm(m, 2, dims, keepdim=True).clamp_min(_SHORT)
     first = _contracted(input, plain, m / length, dims)
-    if input.within.activations == "taylor":
+    if input.within.activations != "exact":
         return first
     length = length.reshape(plain.shape)
     growth = (input.variance.sum(dims, keepdim=keepdim) - first.variance).clamp_min(0)

@@ -15,7 +15,7 @@ class InputStatistics(NamedTuple):
     """Statistics of the input of a layer whose positions share their weights."""
 
     mean: Tensor
-    squares: Tensor  # E x² at each position
+    squares: Tensor  # of the means
     second: Tensor  # mean of E x² over the positions
     first: Tensor  # E x̄², with x̄ the mean over the positions
     alone: Tensor | None  # mean over the positions of the independent variance
@@ -34,7 +34,7 @@ class InputStatistics(NamedTuple):
         shared = x.common_variance()
         alone = average if x.common is None else (average - shared).clamp_min(0)
         first = first + shared + alone / math.prod([mean.shape[dim] for dim in positions])
-        return cls(mean, squares + variance, second + average, first, alone)
+        return cls(mean, squares, second + average, first, alone)
 
 
 def common_variance(of_mean: Tensor, total: Tensor) -> Tensor:

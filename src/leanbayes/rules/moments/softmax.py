@@ -4,8 +4,8 @@ With p = softmax(m), the tangent is δp_i = p_i (δ_i - Σ_j p_j δ_j), so that,
 
     v_i = p_i² [(1 - 2p_i) v_i + Σ_j p_j² v_j],      and for the logarithm      (1 - 2p_i) v_i + Σ_j p_j² v_j.
 
-A share in [0, 1] has a variance below b = p(1 - p), so a first-order variance x is reduced to x/(1 + x/b). The mean is
-the softmax of the means.
+A share in [0, 1] has a variance below b = p(1 - p), so a first-order variance x is reduced to x/(1 + x/b), but not with
+"paper". The mean is the softmax of the means.
 """
 
 from collections.abc import Callable
@@ -87,7 +87,7 @@ def _normalized(
         variance = variance + energy
     if logarithm:
         return value.like_total(loc, variance, common)
-    variance = saturated(variance, shares * (1 - shares))
+    variance = _bounded(variance, shares, value)
     along = dim % max(1, loc.dim())
     return Shares(loc, None, common, total=variance, within=value.within, along=along)
 
@@ -97,6 +97,11 @@ def share_variance(shares: Tensor, variance: Tensor, dim: int = -1, logarithm: b
     mixed = (shares.square() * variance).sum(dim, keepdim=True)
     relative = ((1 - 2 * shares) * variance + mixed).clamp_min(0)
     return relative if logarithm else shares.square() * relative
+
+
+def _bounded(variance: Tensor, shares: Tensor, value: Moments) -> Tensor:
+    """Keep the variance of shares below p(1 - p), unless equation 9 of the paper holds as printed."""
+    return variance if value.within.activations == "paper" else saturated(variance, shares * (1 - shares))
 
 
 def saturated(variance: Tensor, bound: Tensor) -> Tensor:

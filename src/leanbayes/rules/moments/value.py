@@ -80,6 +80,7 @@ class Moments(TensorLike):
     ) -> None:
         # One of the two is given. The other is computed from it and the common part on demand.
         self._independent, self._total = variance, total
+        self._shared: Tensor | None = None  # the variance of the common part
         self.loc, self.common = loc, common
         self.grid: Shape = tuple(loc.shape) if grid is None else grid
         self.within = Pass() if within is None else within  # shared by all values of a forward pass
@@ -114,9 +115,25 @@ class Moments(TensorLike):
     def _total_variance(self) -> Tensor:
         """Compute the variance in a shape that broadcasts to that of `loc`, without caching it."""
         if self._total is not None:
-            return self._total
+            return shrunk(self._total)
         assert self._independent is not None
-        return shrunk(self._independent) + self.common_variance()
+        own = shrunk(self._independent)
+        return own if self.common is None else own + self.common_variance()
+
+    def variance_of(self, index: tuple[slice, ...]) -> Tensor:
+        """Return the variance of a part of the elements in a shape that broadcasts to it, without caching it."""
+        if not index:
+            return self._total_variance()
+
+        def cut(part: Tensor) -> Tensor:
+            own = index[len(index) - part.dim() :]
+            return part[tuple([slice(None) if size == 1 else one for one, size in zip(own, part.shape, strict=True)])]
+
+        if self._total is not None:
+            return cut(shrunk(self._total))
+        assert self._independent is not None
+        shared, own = self.common_variance(), cut(shrunk(self._independent))
+        return own + cut(shared) if isinstance(shared, Tensor) else own
 
     @property
     def stddev(self) -> Tensor:
@@ -127,10 +144,10 @@ class Moments(TensorLike):
         """Return the variance of the common part, in a shape that broadcasts to that of `loc`."""
         if self.common is None:
             return 0.0
-        variance = self.common.square().sum(0)
-        if self.is_regular:
-            return variance
-        return variance.expand(self.grid).reshape(self.loc.shape)
+        if self._shared is None:
+            variance = self.common.square().sum(0)
+            self._shared = variance if self.is_regular else variance.expand(self.grid).reshape(self.loc.shape)
+        return self._shared
 
     @property
     def is_regular(self) -> bool:
@@ -185,15 +202,32 @@ class Moments(TensorLike):
         if not isinstance(slope, Tensor):
             return self._like_own(loc, lambda own: own * slope**2, self.common * slope, self.grid)
         total = slope * slope * self.variance if variance is None else variance
-        slope = slope.expand(loc.shape).reshape(self.grid)
-        dims = [dim for dim, size in enumerate(self.common.shape[1:]) if size == 1 and self.grid[dim] != 1]
-        mean = slope.mean(dims, keepdim=True) if dims else slope
+        dims = self._shared_dims()
+        if self.is_regular and slope.dim() == loc.dim() and all([slope.shape[dim] == 1 for dim in dims]):
+            mean = slope
+        else:
+            slope = slope.expand(loc.shape).reshape(self.grid)
+            mean = slope.mean(dims, keepdim=True) if dims else slope
         if dims and not self.within.maps and self.is_regular and not any([self._varies(dim) for dim in dims]):
             total = total.mean(dims, keepdim=True)
         return self.like_total(loc, total.expand(loc.shape), self.common * mean, self.grid)
 
+    def _shared_dims(self) -> list[int]:
+        """Return the dimensions of the grid along which all elements have the same common noise."""
+        assert self.common is not None
+        return [dim for dim, size in enumerate(self.common.shape[1:]) if size == 1 and self.grid[dim] != 1]
+
+    @property
+    def positions(self) -> list[int]:
+        """The dimensions that share common noise; none if examples share it too, or if a reshape has merged some."""
+        dims = self._shared_dims() if self.common is not None and self.is_regular else []
+        return [] if 0 in dims else dims
+
     def _varies(self, dim: int) -> bool:
-        return shrunk(self.variance).shape[dim] != 1
+        """Whether the variance differs along a dimension, if the common part does not."""
+        own = self._independent if self._total is None else self._total
+        assert own is not None
+        return shrunk(own).shape[dim] != 1
 
     def viewed(self, view: Callable[[Tensor], Any]) -> Any:
         """Apply a function that only moves elements, such as an index or a permutation, to all parts."""
@@ -227,7 +261,7 @@ class Moments(TensorLike):
 
     def assign(self, other: "Moments") -> Self:
         """Take over another value, as in-place functions do."""
-        self._independent, self._total = other._independent, other._total
+        self._independent, self._total, self._shared = other._independent, other._total, other._shared
         self.loc, self.common, self.grid = other.loc, other.common, other.grid
         self.derived = None
         return self

@@ -1,0 +1,89 @@
+"""Tables of one pass in all its forms, from the files that one_pass_quality.py wrote."""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+Cell = Callable[[dict[str, Any]], Any]
+DATA_NAMES = {"cifar10": "CIFAR-10", "cifar100": "CIFAR-100", "svhn": "SVHN"}
+KINDS = {"mutual_information": "MI", "entropy": "entropy", "max_probability": "max. prob."}
+
+
+def quality_tables(record: dict[str, Any]) -> str:
+    """Format the likelihood of each predictor and its closeness to samples, then decisions, OOD data and cost."""
+    machine, data = record["machine"], DATA_NAMES.get(record["data"], record["data"])
+    where = ", ".join(machine["gpus"]) or f"{machine['processor']}, {machine['cores']} cores"
+    pixels = "" if record["rows"] == record["images"] else f", {record['rows'] // record['images']} pixels each"
+    lines = [
+        f"**{record['title']}: {record['model']['name']} on {data}** ({record['images']:,} test images{pixels}; "
+        f"{where}, {record['precision']})\n",
+        f"`{record['command']}`\n",
+        *_closeness(record),
+        "",
+        *_decisions(record),
+    ]
+    reasons: dict[str, list[str]] = {}
+    for name, reason in record["left_out"].items():
+        reasons.setdefault(reason, []).append(name)
+    lines += [f"\nLeft out: {'; '.join(names)} ({reason.rstrip('.')})." for reason, names in reasons.items()]
+    return "\n".join(lines)
+
+
+def _closeness(record: dict[str, Any]) -> list[str]:
+    others = list(record["ood_images"])[:1]
+    columns: dict[str, tuple[Cell, str]] = {
+        "NLL": (lambda row: row["nll"], ".4f"),
+        "ECE": (lambda row: row["ece"], ".4f"),
+        "accuracy": (lambda row: row["accuracy"], ".2%"),
+    }
+    for name in ("test", *others):
+        title = "" if name == "test" else f", {DATA_NAMES.get(name, name)}"
+        columns |= {
+            f"KL{title}": (_against(name, "kl"), ".4f"),
+            f"log corr.{title}": (_against(name, "log_correlation"), ".2f"),
+            f"margin{title}": (_against(name, "margin_log_correlation"), ".2f"),
+            f"std ratio{title}": (_against(name, "std_ratio"), ".2f"),
+        }
+    return _table(record["predictors"], columns)
+
+
+def _decisions(record: dict[str, Any]) -> list[str]:
+    columns: dict[str, tuple[Cell, str]] = {
+        "AURC": (lambda row: row["aurc"], ".4f"),
+        "coverage at 0.5 % risk": (lambda row: row["coverage_at_half_percent"], ".1%"),
+        "at 1 %": (lambda row: row["coverage_at_1_percent"], ".1%"),
+    }
+    for name in record["ood_images"]:
+        for kind, title in KINDS.items():
+            columns[f"AUROC {DATA_NAMES.get(name, name)}, {title}"] = (_auroc(name, kind), ".2%")
+    over_plain = record.get("cost", {}).get("over_plain", {})
+    if over_plain:
+        columns["× plain"] = (lambda row: over_plain.get(row["timed_as"]), ".1f")
+    rows = {name: {**row, "timed_as": _timed_as(name)} for name, row in record["predictors"].items()}
+    return _table(rows, columns)
+
+
+def _timed_as(name: str) -> str:
+    """Return the predictor whose time was measured: factors cost nothing, and corrections of all forms the same."""
+    name = name.removesuffix(", factors by labels").removesuffix(", temperature by labels")
+    name = name.replace(", one scalar per layer (CVP)", ", corrected layers")
+    return "adjoint, mean of moments" if name.startswith("adjoint, mean of moments") else name
+
+
+def _against(name: str, key: str) -> Cell:
+    return lambda row: row.get(f"{name}_against_reference", {}).get(key)
+
+
+def _auroc(name: str, kind: str) -> Cell:
+    return lambda row: row["auroc"].get(name, {}).get(kind)
+
+
+def _table(rows: dict[str, dict[str, Any]], columns: dict[str, tuple[Cell, str]]) -> list[str]:
+    lines = [f"| | {' | '.join(columns)} |", "|---|" + "---:|" * len(columns)]
+    for name, row in rows.items():
+        lines.append(f"| {name} | {' | '.join(_cells(row, list(columns.values())))} |")
+    return lines
+
+
+def _cells(row: dict[str, Any], columns: Sequence[tuple[Cell, str]]) -> list[str]:
+    values = ((of(row), form) for of, form in columns)
+    return ["" if value is None else format(value, form) for value, form in values]

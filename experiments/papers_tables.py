@@ -1,0 +1,155 @@
+"""The tables of docs/papers.md: every table, figure and ablation of the four papers, with the paper's numbers and ours.
+
+The rows are in papers.toml. A cell of ours calls the functions below, such as {usual cifar10_ssvi mean-field}, which
+read the files in experiments/results.
+"""
+
+import re
+import statistics
+import tomllib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from stored import read
+
+HERE = Path(__file__).parent
+SEEDS = ("cifar10_methods", "cifar10_methods_seed_1", "cifar10_methods_seed_2")
+RATES = ("0.01", "0.05", "0.1", "0.25", "0.5")
+USUAL = ("accuracy", "nll", "ece")
+
+
+def papers_tables(folder: Path) -> Iterator[str]:
+    """Yield one section per paper."""
+    stored = Stored(folder)
+    for paper in tomllib.loads((HERE / "papers.toml").read_text())["paper"]:
+        lines = [
+            f"## {paper['title']}\n",
+            "| in the paper | the paper's result | ours | cost, if unusual | seeds | verdict |",
+            "|---|---|---|---|---:|---|",
+        ]
+        for row in paper["row"]:
+            ours = re.sub(r"\{(.*?)\}", stored.call, row.get("ours", ""))
+            cells = [row["item"], row["paper"], ours, row.get("cost", ""), row.get("seeds", ""), row["verdict"]]
+            lines.append(f"| {' | '.join(cells)} |")
+        yield "\n".join(lines)
+
+
+class Stored:
+    """Functions that read stored results. All arguments are words."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    def call(self, match: re.Match[str]) -> str:
+        """Return the result of a call such as `usual cifar10_ssvi mean-field`."""
+        name, *words = match[1].split()
+        return str(getattr(self, name)(*words))
+
+    def file(self, name: str) -> dict[str, Any]:
+        """Read one file."""
+        found = read(self.folder / name)
+        if not found:
+            raise FileNotFoundError(f"docs/papers.md needs experiments/results/{name}")
+        return found
+
+    def mean(self, comparison: str, method: str, key: str) -> float:
+        """Return the mean over seeds of a metric of the method that starts with `method`."""
+        methods = self.file(f"{comparison}.json")["summary"]["methods"]
+        return next(float(found[key]["mean"]) for name, found in methods.items() if name.startswith(method))
+
+    def metric(self, comparison: str, method: str, key: str, form: str) -> str:
+        """Return one metric."""
+        return f"{self.mean(comparison, method, key):{form}}"
+
+    def ratio(self, comparison: str, method: str, other: str, key: str, form: str) -> str:
+        """Return the ratio of two methods."""
+        return f"{self.mean(comparison, method, key) / self.mean(comparison, other, key):{form}}"
+
+    def usual(self, comparison: str, method: str) -> str:
+        """Return accuracy / NLL / ECE."""
+        return _triple(self.mean(comparison, method, key) for key in USUAL)
+
+    def three(self, method: str) -> str:
+        """Return accuracy / NLL / ECE over the three comparisons of all methods."""
+        return _triple(statistics.fmean(self.mean(name, method, key) for name in SEEDS) for key in USUAL)
+
+    def engine(self, *names: str) -> str:
+        """Return accuracy / NLL / ECE of trainings by engines.py, means over files."""
+        scores = [self.file(f"engines/{name}.json")["scores"]["refreshed"]["test"] for name in names]
+        return _triple(statistics.fmean(one[key] for one in scores) for key in USUAL)
+
+    def ood(self, comparison: str, method: str, data: str) -> str:
+        """Return an AUROC."""
+        return self.metric(comparison, method, f"ood:{data}", ".3f")
+
+    def value(self, name: str, path: str, form: str) -> str:
+        """Return the value at a path of keys and positions."""
+        found: Any = self.file(name)
+        for key in path.split("."):
+            found = found[int(key) if isinstance(found, list) else key]
+        return f"{found:{form}}"
+
+    def ablation(self, number: str) -> str:
+        """Return accuracy / NLL / ECE of one of the ablations of weight sharing."""
+        scores = self.file("cifar10_sharing_ablations.json")["results"][int(number)]["scores"]
+        return _triple(scores[key] for key in USUAL)
+
+    def rates(self, key: str, form: str) -> str:
+        """Return a metric of PBN on MNIST over the rates."""
+        found = (f"{float(rate):.0%} {self.metric('mnist_pbn', f'pbn:rate={rate}', key, form)}" for rate in RATES)
+        return ", ".join(found)
+
+    def toy(self) -> str:
+        """Return the stds outside of the toy data."""
+        return ", ".join(f"{one['name']} {one['outside']['std']:.1f}" for one in self.file("pbn/toy.json")["results"])
+
+    def miou(self) -> str:
+        """Return the mean IoU on CamVid."""
+        return ", ".join(
+            f"{one['name']} {one['scores']['miou']:.1%}" for one in self.file("pbn/camvid.json")["results"]
+        )
+
+    def converged(self) -> str:
+        """Return the last NLL of each start."""
+        found = self.file("pbn/convergence.json")["results"]
+        return ", ".join(f"{one['name']} from a {one['start']} start {one['last']['nll']:.4f}" for one in found)
+
+    def vdp(self, key: str, form: str) -> str:
+        """Return a metric of the models of MNIST that VDP++ is compared with."""
+        methods = self.file("vdp/mnist_vdp.json")["summary"]["methods"]
+        names = {name: name.replace("vdp, objective=", "VDP++, ") for name in methods}
+        return "; ".join(
+            f"{names[name]} {found[key]['mean']:{form}}" for name, found in methods.items() if key in found
+        )
+
+    def vdp_cost(self) -> str:
+        """Return time and memory of an epoch."""
+        methods = self.file("mnist_vdp.json")["summary"]["methods"]
+        costs = {name.partition(":")[0]: (found["epoch_ms"], found["train_peak_mb"]) for name, found in methods.items()}
+        return "; ".join(
+            f"{name} {time['mean']:,.0f} ms, {peak['mean']:.0f} MB" for name, (time, peak) in costs.items()
+        )
+
+    def density(self, density: str) -> str:
+        """Return the accuracies of SSVI and RigL at one density."""
+        both = (
+            self.metric("cifar10_density", f"{name}:density={density}", "accuracy", ".1%") for name in ("ssvi", "rigl")
+        )
+        return f"{float(density):.0%}: {' / '.join(both)}"
+
+    def criterion(self, removal: str) -> str:
+        """Return the accuracy of a removal criterion."""
+        return self.metric("cifar10_criteria", f"ssvi:density=0.05,removal={removal}", "accuracy", ".2%")
+
+    def overlap(self, first: str, second: str) -> str:
+        """Return the IoU of two criteria at the first and the last exchange."""
+        found = self.file("ssvi/overlap.json")
+        one, other = (found["criteria"].index(name) for name in (first, second))
+        start, end = (found["exchanges"][number]["iou"][one][other] for number in (0, -1))
+        return f"{start:.2f} at first, {end:.2f} at the end"
+
+
+def _triple(values: Any) -> str:
+    accuracy, nll, ece = values
+    return f"{accuracy:.2%} / {nll:.3f} / {ece:.3f}"
