@@ -116,7 +116,12 @@ def prediction_of(
 def predict_image(run: TrainedRun, path: Path, options: PredictOptions) -> dict[str, Any]:
     """Return the label of an image, its uncertainty, and the verdict if the run has a policy."""
     prediction, decision = prediction_of(run.model, run.read(path).to(run.model.device), options)
-    return {"image": str(path), **class_row(prediction, decision, run.record["config"]["classes"], run.folder)}
+    found = {"image": str(path), **class_row(prediction, decision, run.record["config"]["classes"], run.folder)}
+    lost = run.detail_lost(path)
+    if lost > _MOST_DETAIL_LOST:
+        size = "×".join(map(str, run.record["config"]["model"]["input_shape"][1:]))
+        found["verdict"] = f"ask a person: {lost:.0%} of the detail is lost in {size} pixels"
+    return found
 
 
 def class_row(
@@ -134,10 +139,6 @@ def class_row(
         found["set"] = [names[place] for place in decision.sets[0].nonzero()[:, 0].tolist()]
     if decision is not None:
         found["verdict"] = decision.verdict[0]
-    lost = run.detail_lost(path)
-    if lost > _MOST_DETAIL_LOST:
-        size = "×".join(map(str, run.record["config"]["model"]["input_shape"][1:]))
-        found["verdict"] = f"ask a person: {lost:.0%} of the detail is lost in {size} pixels"
     return found
 
 

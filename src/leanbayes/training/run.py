@@ -340,7 +340,9 @@ class Run:
         journal.add_costs(costs)
         scores = self._validate(bnn, samples=None)
         journal.finish(scores)
-        problem = posterior_problem(scores, bnn.method, float(self._recipe.temperature), self._data)
+        temperature = self._recipe.temperature
+        assert isinstance(temperature, (int, float))  # `fit` has chosen it
+        problem = posterior_problem(scores, bnn.method, temperature, self._data)
         if problem is not None:
             journal.say(problem)
         self._accelerator.wait_for_everyone()
