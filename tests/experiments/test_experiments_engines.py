@@ -95,3 +95,19 @@ def test_few_examples_are_compared(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     (table,) = runpy.run_path(str(EXPERIMENTS / "engines_tables.py"))["engines_tables"](tmp_path)
     assert "| 60 digits |" in table
     assert "| toy (RMSE) |" in table
+
+
+def test_temperatures_are_compared_on_held_out_data_and_noise(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    out = tmp_path / "digits.json"
+    words = ("--cases", "digits", "--methods", "plain", "mean-field, ivon", "--temperatures", 1, 0.1)
+    run("temperatures.py", *words, "--epochs", 1, "--seeds", 1, "--out", out, patch=monkeypatch)
+    record = json.loads(out.read_text())
+    found = [(one["method"], one["temperature"]) for one in record["results"]]
+    assert found == [("plain", 1.0), ("mean-field, ivon", 1.0), ("mean-field, ivon", 0.1)]
+    for one in record["results"]:
+        (scores,) = one["scores"]
+        assert 0.1 < scores["accuracy"] <= 1
+        assert 0 <= scores["noise_auroc"] <= 1
+    table = runpy.run_path(str(EXPERIMENTS / "engines_tables.py"))["temperature_table"](record)
+    assert "| accuracy, NLL, AUROC of noise | 1 | 0.1 |" in table
+    assert table.count("digits: ") == 2

@@ -10,7 +10,9 @@ import torch
 from leanbayes.core import config
 from leanbayes.engines import OptimizerSettings, make_optimizers
 from leanbayes.errors import LeanBayesError
+from leanbayes.likelihoods import Likelihood
 from leanbayes.model.bayesian import BayesianModel
+from leanbayes.model.defaults import defaults_for
 
 
 def _setting(default: Any, *, whole_run: bool = False, free_on_resume: bool = False, **metadata: Any) -> Any:
@@ -38,7 +40,8 @@ class Recipe:
             CIFAR; "trivial" adds TrivialAugment (see `leanbayes.data.Augment`); "none" leaves images as they are.
         optimizer: optimizer of the means, norms and biases under the engine backprop, where Adam trains the stds. The
             engine ivon is itself an optimizer.
-        lr: learning rate of the means. None means 0.1 for sgd, 0.001 for adamw and 1 for the engine ivon.
+        lr: learning rate of the means. None means 0.1 for sgd, 0.001 for adamw, and 1 for the engine ivon, or 0.1 for a
+            regression.
         weight_decay: weight decay of the means. None means 0.0005 for sgd and 0.01 for adamw. Under the engine ivon the
             prior takes its place, and 0.0005 is that of norms, biases and deterministic weights.
         scale_lr: learning rate of the stds of the posterior, and of the noise of the data if it is learned.
@@ -48,8 +51,8 @@ class Recipe:
         lr_low: fraction of the learning rates at which a cosine ends. If equal to lr_high, the rates are constant.
         cycles: number of cosines, one after the other.
         temperature: weight of the KL, or auto to train with 1, 0.1, 0.01 and 0.001 and keep the model with the best
-            held-out likelihood, at four times the cost. 1 is the plain ELBO, which targets the Bayesian posterior.
-            Under the engine backprop, networks with more weights than examples usually need a colder one, e.g. 0.01.
+            held-out likelihood, at four times the cost. 1 is the plain ELBO, which targets the Bayesian posterior. None
+            means 1 for the engine ivon, and for backprop 0.01 for classes and 0.1 for a regression.
         temperature_warmup: share of the steps in which the temperature rises linearly from 0. Under the engine ivon the
             temperature is constant.
         temperature_end: temperature of the last step, reached linearly after the warmup. None means that it stays.
@@ -77,7 +80,7 @@ class Recipe:
         LeanBayesError: A value is of the wrong type or out of range.
 
     Example:
-        >>> recipe = lb.Recipe(epochs=60, optimizer="sgd", temperature=0.01)
+        >>> recipe = lb.Recipe(epochs=60, optimizer="sgd")
         >>> bnn = lb.fit(network, lb.MeanField(), train_set, recipe=recipe, seed=1)
     """
 
@@ -94,7 +97,7 @@ class Recipe:
     lr_high: float = _setting(1.0, former_default=1.0)
     lr_low: float = _setting(0.0, former_default=0.0)
     cycles: int = _setting(1, former_default=1)
-    temperature: float | Literal["auto"] = 1.0
+    temperature: float | Literal["auto"] | None = None
     temperature_warmup: float = 0.5
     temperature_end: float | None = None
     samples: int = 1
@@ -120,8 +123,10 @@ class Recipe:
             self._check(name, 1, integer=True)
         for name in ("workers", "evaluate_every"):
             self._check(name, 0, integer=True)
-        for name in ("scale_lr", "checkpoint_minutes", *(("temperature",) if self.temperature != "auto" else ())):
+        for name in ("scale_lr", "checkpoint_minutes"):
             self._check(name, 0)
+        if self.temperature not in ("auto", None):
+            self._check("temperature", 0)
         for name in ("warmup", "lr_high", "lr_low", "temperature_warmup"):
             self._check(name, 0, 1)
         for name in ("lr", "weight_decay", "hess_init", "temperature_end", "clip", "checkpoint_steps"):
@@ -171,7 +176,9 @@ class Recipe:
             step: The number of the step, from 0.
             steps: The number of steps.
         """
-        temperature, rise = self._known_temperature(), self.temperature_warmup * steps
+        if self.temperature is None or self.temperature == "auto":
+            raise LeanBayesError(f"temperature={self.temperature!r} is chosen by lb.fit: give a number here.")
+        temperature, rise = self.temperature, self.temperature_warmup * steps
         if step + 1 < rise:
             return temperature * (step + 1) / rise
         if self.temperature_end is None:
@@ -179,10 +186,11 @@ class Recipe:
         done = (step - rise) / max(steps - rise, 1) if step > rise else 0.0
         return temperature + done * (self.temperature_end - temperature)
 
-    def _known_temperature(self) -> float:
-        if self.temperature == "auto":
-            raise LeanBayesError("temperature='auto' is chosen by lb.fit: give a number here.")
-        return self.temperature
+    def for_task(self, engine: str, likelihood: Likelihood) -> Self:
+        """Return the recipe with the temperature that an engine has by default for a likelihood, unless it is set."""
+        if self.temperature is not None:
+            return self
+        return self.changed({"temperature": defaults_for(engine, likelihood).temperature})
 
     def optimizers(self, bnn: BayesianModel, num_data: int, *, keep_std: bool = False) -> list[torch.optim.Optimizer]:
         """Return the optimizers that the engine of the model's method trains it with.
@@ -196,7 +204,10 @@ class Recipe:
             LeanBayesError: No parameter of the model requires a gradient, or the engine cannot train this posterior.
         """
         names = ("optimizer", "lr", "weight_decay", "scale_lr", "hess_init")
-        settings = {name: getattr(self, name) for name in names} | {"temperature": self._known_temperature()}
+        temperature = self.for_task(bnn.method.engine, bnn.likelihood).temperature
+        if temperature == "auto":
+            raise LeanBayesError("temperature='auto' is chosen by lb.fit: give a number here.")
+        settings = {name: getattr(self, name) for name in names} | {"temperature": temperature}
         return make_optimizers(bnn, OptimizerSettings(num_data=num_data, keep_std=keep_std, **settings))
 
 
@@ -225,7 +236,7 @@ class RecipeSettings(TypedDict, total=False):
     lr_high: float
     lr_low: float
     cycles: int
-    temperature: float | Literal["auto"]
+    temperature: float | Literal["auto"] | None
     temperature_warmup: float
     temperature_end: float | None
     samples: int

@@ -32,6 +32,7 @@ from leanbayes.model.bayesian import BayesianModel
 from leanbayes.model.conversion import bayesianize, default_likelihood
 from leanbayes.model.method import Method, Training
 from leanbayes.training.checkpoints import Checkpoints, TrainingState
+from leanbayes.training.estimate import pass_seconds
 from leanbayes.training.identity import check_same_run, identity
 from leanbayes.training.journal import Journal
 from leanbayes.training.loop import Loop
@@ -154,12 +155,26 @@ class Run:
             with journal.recording():
                 with StopSignals(self._folder is not None, repeated=self._accelerator.num_processes > 1) as stop:
                     journal.running()
+                    if shown:
+                        self._say_if_long(journal)
                     for plan in self._plans[state["stage"] if state else 0 :]:
                         bnn = self._train_stage(plan, bnn, state, journal, stop)
                         state = None
                 assert bnn is not None
                 self._finish(bnn, journal)
         return bnn
+
+    def _say_if_long(self, journal: Journal) -> None:
+        """Say before the first step that the training will take hours, by a pass of the plain network.
+
+        The first passes on a GPU are slow, and several processes share the work: there, the first steps are timed.
+        """
+        if self._accelerator.device.type != "cpu" or self._accelerator.num_processes > 1:
+            return
+        seconds = pass_seconds(self._network, self._likelihood, self._batches)
+        if seconds is not None:
+            passes = self._recipe.accumulate * getattr(self._method, "members", self._recipe.samples)
+            journal.say_if_long(seconds * passes)
 
     def held_out_nll(self) -> float:
         """Return the NLL of the trained model on the held-out split, nan if it has none."""
@@ -334,7 +349,9 @@ class Run:
         journal.add_costs(costs)
         scores = self._validate(bnn, samples=None)
         journal.finish(scores)
-        problem = posterior_problem(scores, bnn.method, float(self._recipe.temperature), self._data)
+        temperature = self._recipe.temperature
+        assert isinstance(temperature, (int, float))  # `fit` has chosen it
+        problem = posterior_problem(scores, bnn.method, temperature, self._data)
         if problem is not None:
             journal.say(problem)
         self._accelerator.wait_for_everyone()
