@@ -122,3 +122,11 @@ def test_every_example_has_a_test() -> None:
     assert {path.stem for path in EXAMPLES.glob("*.py")} == {
         name.removeprefix("test_") for name in globals() if name.startswith("test_") and "every" not in name
     }
+
+
+def test_sharded(printed: str) -> None:
+    (accuracy,) = re.findall(r"Test accuracy: ([\d.]+)% of 599 digits", printed)
+    assert float(accuracy) > 90
+    losses = [float(loss) for loss in re.findall(r"loss ([\d.]+)", printed)]
+    assert len(losses) == 6
+    assert losses[-1] < losses[0]

@@ -131,7 +131,6 @@ def prediction_samples(loc: Tensor) -> int:
     return PREDICTION_SAMPLES if loc.dim() <= 2 else MAP_SAMPLES
 
 
-@functools.lru_cache(maxsize=16)
 def logit_noise(columns: int, samples: int = PREDICTION_SAMPLES) -> Tensor:
     """Return the fixed noise of the logits that every prediction uses: (samples, columns), in double precision.
 

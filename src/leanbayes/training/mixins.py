@@ -13,6 +13,7 @@ from leanbayes.errors import LeanBayesError
 from leanbayes.evaluation.scores import Scores, ignored
 from leanbayes.likelihoods import RegressionPrediction
 from leanbayes.model.bayesian import BayesianModel
+from leanbayes.model.defaults import defaults_for
 from leanbayes.model.method import Training
 from leanbayes.model.objective import elbo_loss, unwrap
 
@@ -23,11 +24,13 @@ class _Loop:
     Args:
         bnn: The model.
         num_data: The number of training examples.
-        temperature: The weight of the KL.
+        temperature: The weight of the KL, or None for the default of the engine.
         labels_per_example: The labeled tokens or pixels of an example.
     """
 
-    def __init__(self, bnn: BayesianModel, num_data: int, temperature: float, labels_per_example: float) -> None:
+    def __init__(self, bnn: BayesianModel, num_data: int, temperature: float | None, labels_per_example: float) -> None:
+        if temperature is None:
+            temperature = defaults_for(bnn.method.engine, bnn.likelihood).temperature
         stages = bnn.method.stages()
         if len(stages) > 1:
             raise LeanBayesError(
@@ -94,7 +97,7 @@ class TrainerMixin:
     Args:
         *args: The arguments of the trainer.
         num_data: The number of training examples. By default the length of `train_dataset`.
-        temperature: The weight of the KL.
+        temperature: The weight of the KL. None means the default of the engine, as in `lb.fit`.
         samples: The number of samples of an evaluation. By default the method's.
         **kwargs: The arguments of the trainer.
 
@@ -112,7 +115,7 @@ class TrainerMixin:
         self,
         *args: Any,
         num_data: int | None = None,
-        temperature: float = 1.0,
+        temperature: float | None = None,
         samples: int | None = None,
         **kwargs: Any,
     ) -> None:
@@ -189,7 +192,7 @@ class LightningMixin:
         model: The Bayesian model, as the attribute `bnn`.
         num_data: The number of training examples.
         lr: The learning rate. By default 1e-3, or 0.1 with `engine="ivon"`.
-        temperature: The weight of the KL.
+        temperature: The weight of the KL. None means the default of the engine, as in `lb.fit`.
         samples: The number of samples of an evaluation. By default the method's.
         labels_per_example: The labeled tokens or pixels of an example, which `lb.IVON` needs: the loss is their mean.
 
@@ -207,7 +210,7 @@ class LightningMixin:
         *,
         num_data: int,
         lr: float | None = None,
-        temperature: float = 1.0,
+        temperature: float | None = None,
         samples: int | None = None,
         labels_per_example: float = 1.0,
     ) -> None:
