@@ -131,7 +131,6 @@ def prediction_samples(loc: Tensor) -> int:
     return PREDICTION_SAMPLES if loc.dim() <= 2 else MAP_SAMPLES
 
 
-@functools.lru_cache(maxsize=16)
 def logit_noise(columns: int, samples: int = PREDICTION_SAMPLES) -> Tensor:
     """Return the fixed noise of the logits that every prediction uses: (samples, columns), in double precision.
 
@@ -151,6 +150,20 @@ def logit_noise(columns: int, samples: int = PREDICTION_SAMPLES) -> Tensor:
         return torch.cat([half, -half])
 
 
+def _noise_like(loc: Tensor, columns: int, samples: int) -> Tensor:
+    """Return the noise of the logits with the dtype and device of a tensor."""
+    if type(loc) is not Tensor or torch.compiler.is_compiling():  # such as the tensors of a tracer
+        return logit_noise(columns, samples).to(loc)
+    return _cached_noise(columns, samples, loc.dtype, loc.device)
+
+
+@functools.lru_cache(maxsize=16)
+def _cached_noise(columns: int, samples: int, dtype: torch.dtype, device: torch.device) -> Tensor:
+    # It is made on the CPU, and would take longer than a pass on a GPU. Tensors of inference mode have no gradients.
+    with torch.inference_mode(False):
+        return logit_noise(columns, samples).to(device, dtype)
+
+
 def softmax_means(loc: Tensor, variance: Tensor, common: Tensor | None = None) -> tuple[Tensor, Tensor]:
     """Return E softmax(z) and its expected entropy over the last dimension, with noise that all examples share.
 
@@ -167,7 +180,7 @@ def softmax_means(loc: Tensor, variance: Tensor, common: Tensor | None = None) -
         return _means_of_many(loc, variance if common is None else variance + common.square().sum(0))
     std, classes = _root(variance), loc.shape[-1]
     probes = 0 if common is None else len(common)
-    both = logit_noise(probes + classes, prediction_samples(loc)).to(loc)
+    both = _noise_like(loc, probes + classes, prediction_samples(loc))
     probs, entropy = torch.zeros_like(loc), torch.zeros_like(loc[..., 0])
     for part in _chunks(both, loc.numel()):
         sampled = logit_samples(loc, std, common, part).softmax(-1)
@@ -198,7 +211,7 @@ def _means_of_many(loc: Tensor, variance: Tensor) -> tuple[Tensor, Tensor]:
     rest = exponent.exp()
     normalizer, weighted = rest.sum(-1), (rest * (loc - shift + variance.clamp_min(0))).sum(-1)
     centered, std = loc.gather(-1, top.indices) - shift, _root(variance.gather(-1, top.indices))
-    noise_of_top = logit_noise(_LARGEST, MAP_SAMPLES).to(loc).view(-1, *[1] * (loc.dim() - 1), _LARGEST)
+    noise_of_top = _noise_like(loc, _LARGEST, MAP_SAMPLES).view(-1, *[1] * (loc.dim() - 1), _LARGEST)
     of_top, inverse, entropy = torch.zeros_like(centered), torch.zeros_like(normalizer), torch.zeros_like(normalizer)
     for epsilon in _chunks(noise_of_top, centered.numel()):
         z = centered + std * epsilon
