@@ -26,6 +26,7 @@ COMMANDS = [
     ("decide",),
     ("compress",),
     ("export",),
+    ("push",),
     ("sensitivity",),
     ("compare",),
     ("report",),
