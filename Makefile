@@ -12,6 +12,7 @@ BIN := $(VENV)/bin
 TEST := OMP_NUM_THREADS=1 MKL_NUM_THREADS=1 PYTHONDONTWRITEBYTECODE=
 # Each worker runs the tests of its own files, which share fixtures; a worker that is done takes tests from the others.
 WORKERS := -n logical --dist worksteal
+DEMO := --seeds 5 --jobs 2 --evaluation.no-pruning --overwrite
 PIP_INSTALL := -m pip install --quiet --disable-pip-version-check -c constraints.txt
 
 .DEFAULT_GOAL := help
@@ -20,9 +21,9 @@ PIP_INSTALL := -m pip install --quiet --disable-pip-version-check -c constraints
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1\t/' | expand -t 14
 
-demo: $(VENV)/.stamp ## three methods and five seeds on handwritten digits and unknown inputs: a table and a report in 3 minutes
-	OMP_WAIT_POLICY=passive $(BIN)/leanbayes compare --seeds 5 --jobs 2 --evaluation.shift-examples 200 \
-	  --evaluation.no-pruning --overwrite
+demo: $(VENV)/.stamp ## three methods and five seeds on a regression with a gap and on handwritten digits: two reports in 3 minutes
+	OMP_WAIT_POLICY=passive $(BIN)/leanbayes compare --data gap $(DEMO)
+	OMP_WAIT_POLICY=passive $(BIN)/leanbayes compare --evaluation.shift-examples 200 $(DEMO)
 
 test: $(VENV)/.stamp ## run the tests
 	$(TEST) $(BIN)/python -m pytest $(WORKERS)

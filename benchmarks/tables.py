@@ -13,6 +13,7 @@ import captured_epoch
 import lenet
 import peers
 import predict
+import shard_plan_table
 import size
 import sparse_inference
 from step import TABLE_HEAD, table_row
@@ -118,6 +119,14 @@ the GPU, only the full run of one ResNet-18 was timed alone; everything else ran
 A ResNet-18 with random labels and positions, so that no file can be smaller than their entropy.
 
 {compact_file}
+
+## Sharded models
+
+A residual network of equal blocks in four CPU processes of one machine. Bytes are those that all-gathers return and
+reduce-scatters take in a forward and a backward pass, relative to FSDP2 on the plain network. Memory is the largest
+peak of a process while it trains (AdamW, or IVON), relative to the unsharded model in one process.
+
+{sharded}
 
 ## Bytes moved
 
@@ -319,6 +328,29 @@ def moved() -> str:
     return "\n".join(lines)
 
 
+def of_sharded() -> str:
+    """Return the tables of sharded.py."""
+    record = load("sharded-cpu")
+    lines = [
+        f"`{record['command']}`: {record['blocks']} blocks, {record['weights']:,} weights, {record['processes']} "
+        f"processes, torch {record['torch']}\n",
+        "| method | gathered in | bytes × FSDP2 |",
+        "|---|---|---|",
+    ]
+    lines += [f"| {row['method']} | {row['dtype']} | {row['ratio']:.3f} |" for row in record["communication"]]
+    lines += ["", "| method | unsharded, MB | each process, MB | × |", "|---|---|---|---|"]
+    for row in record["memory"]:
+        sizes = f"{row['unsharded'] / 1e6:.0f} | {row['sharded'] / 1e6:.0f}"
+        lines.append(f"| {row['method']} | {sizes} | {row['ratio']:.2f} |")
+    return "\n".join(lines)
+
+
+def of_shard_plan() -> str:
+    """Return the table of shard_plan_table.py."""
+    rows = load("shard-plan")["rows"]
+    return "\n".join([shard_plan_table.HEAD, *map(shard_plan_table.table_row, rows)])
+
+
 def of_peers() -> str:
     """Return the tables of peers.py."""
     lines: list[str] = []
@@ -378,6 +410,8 @@ if __name__ == "__main__":
         size=of_size(),
         sharing="\n\n".join(map(of_sharing, map(load, ("sharing-cpu", "sharing-gpu", "sharing-gpu-8-copies")))),
         compact_file=of_compact_file(),
+        sharded=of_sharded(),
     )
     (HERE.parent / "docs" / "benchmarks.md").write_text(page)
     fill(HERE.parent / "docs" / "comparison.md", short_peers(), "<!-- measured: peers -->")
+    fill(HERE.parent / "docs" / "guide" / "large_models.md", of_shard_plan(), "<!-- measured: plan -->")

@@ -38,19 +38,27 @@ from leanbayes.likelihoods import (
 )
 from leanbayes.methods import (
     ABNN,
+    LPBNN,
     PBN,
     SNGP,
     SSVI,
+    SWA,
+    SWAG,
+    VBLL,
     VDP,
     BatchEnsemble,
+    CyclicalSGMCMC,
     Deterministic,
     Ensemble,
+    Laplace,
     MCDropout,
     MeanField,
     RankOne,
     RigL,
+    StdSearch,
     WeightSharing,
 )
+from leanbayes.methods.baselines.laplace import choose_prior
 from leanbayes.methods.pbn.restriction import restrict
 from leanbayes.methods.pbn.sensitivity import Sensitivity, sensitivity
 from leanbayes.model.bayesian import BayesianModel
@@ -66,6 +74,7 @@ if TYPE_CHECKING:
     from leanbayes.evaluation import decide as decide
     from leanbayes.evaluation import plot as plot
     from leanbayes.evaluation.scores import evaluate as evaluate
+    from leanbayes.model.fsdp import fully_shard as fully_shard
     from leanbayes.training import sklearn as sklearn
     from leanbayes.training.fit import fit as fit
     from leanbayes.training.recipe import Recipe as Recipe
@@ -73,9 +82,13 @@ if TYPE_CHECKING:
 __all__ = [
     "ABNN",
     "IVON",
+    "LPBNN",
     "PBN",
     "SNGP",
     "SSVI",
+    "SWA",
+    "SWAG",
+    "VBLL",
     "VDP",
     "BatchEnsemble",
     "BayesianModel",
@@ -85,12 +98,14 @@ __all__ = [
     "CausalLM",
     "ClassPrediction",
     "CompactFile",
+    "CyclicalSGMCMC",
     "Deterministic",
     "Ensemble",
     "FileFormatError",
     "Gaussian",
     "Generation",
     "HeteroscedasticGaussian",
+    "Laplace",
     "LeanBayesError",
     "MCDropout",
     "MeanField",
@@ -111,6 +126,7 @@ __all__ = [
     "Sensitivity",
     "SequencePrediction",
     "Stage",
+    "StdSearch",
     "TokenPrediction",
     "Training",
     "UnsupportedOperation",
@@ -118,6 +134,7 @@ __all__ = [
     "__version__",
     "bayesianize",
     "calibrate",
+    "choose_prior",
     "compress",
     "decide",
     "elbo_loss",
@@ -126,6 +143,7 @@ __all__ = [
     "export_program",
     "fit",
     "from_pretrained",
+    "fully_shard",
     "generate",
     "load",
     "moment_rule",
@@ -141,6 +159,7 @@ _LAZY = {
     "decide": "leanbayes.evaluation",
     "evaluate": "leanbayes.evaluation",
     "fit": "leanbayes.training",
+    "fully_shard": "leanbayes.model.fsdp",
     "plot": "leanbayes.evaluation",
     "sklearn": "leanbayes.training.sklearn",
 }

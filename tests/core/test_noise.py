@@ -118,6 +118,27 @@ def test_signs_are_balanced_and_uncorrelated(dtype: torch.dtype) -> None:
     assert abs((first.double() * second.double()).mean()) < 4 / 141
 
 
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
+def test_noise_by_position_is_the_same_in_parts_of_any_length(device: str) -> None:
+    if device == "cuda" and not torch.cuda.is_available():
+        pytest.skip("needs a GPU")
+    key, like = noise.make_key(5, 2, device), torch.empty(50_000, device=device)
+    values = noise.normal(like, noise.at(key, 100))
+    assert stats.kstest(values.cpu().numpy(), "norm").pvalue > 1e-3
+    for start, length in ((100, 10), (101, 49_999), (16_384, 16_384), (20_000, 1), (32_000, 700), (50_099, 1)):
+        part = noise.normal(like[:length], noise.at(key, start))
+        assert torch.equal(part, values[start - 100 : start - 100 + length])
+    if device == "cuda":  # whose noise is always by position
+        assert torch.equal(noise.normal(like, noise.at(key, 0)), noise.normal(like, key))
+
+
+def test_noise_by_position_differs_between_spans_keys_and_streams() -> None:
+    like = torch.empty(16_384, dtype=torch.float64)
+    keys = [noise.at(noise.make_key(0, index), start) for index in (0, 1) for start in (0, 16_384, 16_384 * 7)]
+    values = torch.stack([noise.normal(like, key, stream) for key in keys for stream in (0, 1)])
+    assert (torch.corrcoef(values) - torch.eye(len(values))).abs().max() < 5 / 128
+
+
 def test_each_chunk_has_its_own_noise() -> None:
     key, like = noise.make_key(7, 3), torch.empty(10_000)
     values = torch.stack([noise.normal(like, noise.of_chunk(key, number)) for number in range(4)])

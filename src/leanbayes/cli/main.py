@@ -37,10 +37,12 @@ COMMANDS = {
     "report": Command("RUNS", "one HTML file about trained runs: calibration, shift, OOD data, cost"),
     "calibrate": Command("RUN", "fit one-pass predictions (without sampling) to held-out labels"),
     "decide": Command("RUN", "fit when to answer and when to ask a person, with a bound on wrong answers"),
+    "acquire": Command("RUN POOL", "which unlabeled images or rows to label next, because they would teach most"),
     "compress": Command("RUN [OUT]", "write a compact file: weights share few Gaussians, with entropy coding"),
     "export": Command("RUN FILE", "write the model as ONNX: mean and variance in one pass, without Python"),
     "push": Command("RUN REPO", "share a run on the Hugging Face Hub, with a model card from its evaluation"),
     "sensitivity": Command("RUN", "which layers hold the weights that matter most, which PBN makes Bayesian"),
+    "plan": Command("MODEL", "memory and communication of each GPU if a network is sharded over many"),
     "info": Command("PATH", "what a saved model or the folder of a run contains"),
     "completion": Command("SHELL", "a script that completes commands and flags in bash or zsh"),
 }

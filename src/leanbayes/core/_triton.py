@@ -19,12 +19,18 @@ BLOCK = 512
 @triton.jit
 def _noise(key_ptr, stream_id, BLOCK: tl.constexpr):
     """Return four blocks of standard normals: Philox, keyed by (seed, index, stream_id) and counted by position."""
+    return _noise_of_program(key_ptr, stream_id, tl.program_id(0), BLOCK)
+
+
+@triton.jit
+def _noise_of_program(key_ptr, stream_id, program, BLOCK: tl.constexpr):
+    """Return the four blocks of the program with that number."""
     seed = tl.load(key_ptr).to(tl.uint64)
     index = tl.load(key_ptr + 1).to(tl.uint64)
     state = seed + index * 0x9E3779B97F4A7C15 + tl.full((), stream_id, tl.int64).to(tl.uint64) * 0xD1B54A32D192ED03
     state = (state ^ (state >> 30)) * 0xBF58476D1CE4E5B9
     state = (state ^ (state >> 27)) * 0x94D049BB133111EB
-    counter = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    counter = (program * BLOCK + tl.arange(0, BLOCK)).to(tl.int32)
     return tl.randn4x((state ^ (state >> 31)).to(tl.int64), counter.to(tl.uint32, bitcast=True), 7)
 
 
@@ -52,6 +58,23 @@ def fill_noise_kernel(out_ptr, key_ptr, stream_id, numel, SIGNS: tl.constexpr, B
     _fill_part(out_ptr, n1, _offsets(1, BLOCK), numel, SIGNS)
     _fill_part(out_ptr, n2, _offsets(2, BLOCK), numel, SIGNS)
     _fill_part(out_ptr, n3, _offsets(3, BLOCK), numel, SIGNS)
+
+
+@triton.jit
+def _fill_shifted_part(out_ptr, noise, offsets, numel):
+    tl.store(out_ptr + offsets, noise, mask=(offsets >= 0) & (offsets < numel))
+
+
+@triton.jit
+def fill_noise_by_position_kernel(out_ptr, key_ptr, stream_id, numel, BLOCK: tl.constexpr):
+    """Fill a part of a vector that starts at the position key[2] of the whole with the noise that the whole has."""
+    start = tl.load(key_ptr + 2)
+    first, shift = start // (4 * BLOCK), start % (4 * BLOCK)
+    n0, n1, n2, n3 = _noise_of_program(key_ptr, stream_id, tl.program_id(0) + first, BLOCK)
+    _fill_shifted_part(out_ptr, n0, _offsets(0, BLOCK) - shift, numel)
+    _fill_shifted_part(out_ptr, n1, _offsets(1, BLOCK) - shift, numel)
+    _fill_shifted_part(out_ptr, n2, _offsets(2, BLOCK) - shift, numel)
+    _fill_shifted_part(out_ptr, n3, _offsets(3, BLOCK) - shift, numel)
 
 
 @triton.jit
@@ -206,7 +229,10 @@ def _grid(numel: int) -> tuple[int]:
 def noise(like: Tensor, key: Tensor, stream: int, signs: bool) -> Tensor:
     """Return standard normals, or random signs, with the shape and strides of a dense tensor."""
     out = torch.empty_like(like)
-    if out.numel():
+    if out.numel() and key.numel() == 3 and not signs:
+        grid = _grid(out.numel() + 4 * BLOCK - 1)  # the start may lie inside of a program's positions
+        wrap_triton(fill_noise_by_position_kernel)[grid](out, key, stream, out.numel(), BLOCK)
+    elif out.numel():
         wrap_triton(fill_noise_kernel)[_grid(out.numel())](out, key, stream, out.numel(), signs, BLOCK)
     return out
 

@@ -77,7 +77,8 @@ class _Draw(torch.autograd.Function):
         scale: float,
         with_kl: bool,
     ) -> tuple[Tensor, Tensor]:
-        ctx.scale, ctx.with_kl, ctx.fused = scale, with_kl, kernels.usable(mean)
+        # The fused kernels do not make noise by position, which only parts of vectors need.
+        ctx.scale, ctx.with_kl, ctx.fused = scale, with_kl, kernels.usable(mean) and key.numel() == 2
         ctx.set_materialize_grads(False)  # a KL that is only reported has no gradient
         if ctx.fused:
             ctx.save_for_backward(mean, rho, loc, scales, key)

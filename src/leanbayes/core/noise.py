@@ -3,6 +3,9 @@
 A key is an int64 tensor (seed, index) on the device of the noise. A `NoiseStream` returns a new index for every sample.
 Under `torch.distributed` each rank gets its own index: rank r of w at step t has the index t·w + r, which is that of
 the same sample in a single process.
+
+A key (seed, index, start) has a third entry: its noise is a function of the position too, counted from `start`. So a
+process that holds a part of a vector makes the noise of its part alone, and it is the same for any number of parts.
 """
 
 import os
@@ -32,7 +35,8 @@ def key_from(generator: torch.Generator, device: torch.device) -> Tensor:
 
 # Far apart, so that chunk i, sample j and worker k never have the same key.
 _CHUNK, _DRAW, _WORKER = 1 << 40, 0x1E3779B97F4A7C15, 0x3C6EF372FE94F82B
-_FORK = 0x5AA66D2C7DDF743F
+_FORK, _PART = 0x5AA66D2C7DDF743F, 0x2545F4914F6CDD1D
+_SPAN = 16384  # positions of a CPU's noise that one seed gives
 
 
 def of_chunk(key: Tensor, number: int) -> Tensor:
@@ -40,12 +44,22 @@ def of_chunk(key: Tensor, number: int) -> Tensor:
     return _fold_in(key, number, _CHUNK)
 
 
+def at(key: Tensor, start: int) -> Tensor:
+    """Return the key of the noise by position, for a vector whose first element is at position `start` of the whole."""
+    return torch.cat((key[:2], key.new_full((1,), start)))
+
+
+def of_part(key: Tensor, number: int) -> Tensor:
+    """Return the key of noise that parts of a network, or processes that share its weights, do not share."""
+    return _fold_in(key[:2], number, _PART)
+
+
 def _fold_in(key: Tensor, number: int, step: int) -> Tensor:
     """Add a number of steps to the seed; int64 wraps around. A GPU does not wait for the host."""
     if not number:
         return key
     added = (number * step) & _MASK
-    return torch.stack((key[0] + (added - (1 << 64) if added >> 63 else added), key[1]))
+    return torch.cat((key[:1] + (added - (1 << 64) if added >> 63 else added), key[1:]))
 
 
 class _Forks:
@@ -81,6 +95,8 @@ class NoiseStream(nn.Module):
     def __init__(self, seed: int = 0) -> None:
         super().__init__()
         self.register_buffer("state", make_key(seed))
+        self.by_position = False  # whether the noise is that of a sharded model
+        self.replica: tuple[int, int] | None = None  # number and count of the replicas, if ranks share their samples
         self._made_in = _Forks.own
 
     def next(self, number: int = 0) -> Tensor:
@@ -99,14 +115,16 @@ class NoiseStream(nn.Module):
         key = _fold_in(self.state, number, _DRAW).clone()
         key[1] -= 1
         ranked = torch.distributed.is_available() and torch.distributed.is_initialized()
-        if ranked:
+        if self.replica is not None:
+            key[1] = key[1] * self.replica[1] + self.replica[0]
+        elif ranked:
             key[1] = key[1] * torch.distributed.get_world_size() + torch.distributed.get_rank()
         worker = None if torch.compiler.is_compiling() else torch.utils.data.get_worker_info()
         if worker is not None:  # each worker has a copy of this counter; its seed is another one in each epoch
             key = _fold_in(key, worker.seed, _WORKER)
         elif not ranked and not torch.compiler.is_compiling() and self._made_in != _Forks.own:
             key = _fold_in(key, _Forks.own, _FORK)
-        return key
+        return at(key, 0) if self.by_position else key
 
 
 class NoiseSource:
@@ -141,14 +159,30 @@ def _fill(like: Tensor, key: Tensor, stream: int, signs: bool) -> Tensor:
     # In half precision torch draws other numbers, so a pass under autocast would have other noise than one without.
     half = like.dtype in (torch.float16, torch.bfloat16)
     out = torch.empty_like(like, dtype=torch.float32 if half else like.dtype)
-    seed, index = key.tolist()
-    generator = torch.Generator(like.device).manual_seed(mix(seed, index, stream))
+    seed, index, *start = key.tolist()
+    hashed, generator = mix(seed, index, stream), torch.Generator(like.device)
     flat = out.as_strided((out.numel(),), (1,))  # torch fills plain memory many times faster than channels_last
     if signs:
-        flat.bernoulli_(0.5, generator=generator).mul_(2).sub_(1)
+        flat.bernoulli_(0.5, generator=generator.manual_seed(hashed)).mul_(2).sub_(1)
+    elif start:
+        _fill_by_position(flat, hashed, start[0], generator)
     else:
-        flat.normal_(generator=generator)
+        flat.normal_(generator=generator.manual_seed(hashed))
     return out.to(like.dtype)
+
+
+def _fill_by_position(flat: Tensor, hashed: int, start: int, generator: torch.Generator) -> None:
+    """Fill a vector whose first element is at position `start`: each span of positions has its own seed."""
+    stop, span = start + flat.numel(), torch.empty(_SPAN, dtype=flat.dtype, device=flat.device)
+    for number in range(start // _SPAN, -(-stop // _SPAN)):
+        # The step is odd and below 2^32, so that no two spans of a sample have the same lower half of a seed.
+        generator.manual_seed((hashed + number * 0x9E3779B1) & (_MASK >> 1))
+        first, last = number * _SPAN, (number + 1) * _SPAN
+        if start <= first and last <= stop:
+            flat[first - start : last - start].normal_(generator=generator)
+        else:  # a part of a span; torch's numbers depend on how many are drawn
+            span.normal_(generator=generator)
+            flat[max(first, start) - start : min(last, stop) - start] = span[max(start - first, 0) : stop - first]
 
 
 def _fill_anywhere(like: Tensor, key: Tensor, stream: int, signs: bool) -> Tensor:

@@ -8,7 +8,7 @@ import struct
 from collections import OrderedDict
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -20,6 +20,7 @@ from leanbayes.core.arguments import checked
 from leanbayes.core.files import written_whole
 from leanbayes.core.json_values import parse_untrusted
 from leanbayes.core.network import is_finite
+from leanbayes.core.parts import whole
 from leanbayes.deploy.header import (
     FLOATS,
     aliases_of,
@@ -39,9 +40,11 @@ from leanbayes.deploy.header import (
 )
 from leanbayes.deploy.model_settings import assemble_for, other_network, policy_of, read_settings, settings_of
 from leanbayes.errors import FileFormatError, LeanBayesError
-from leanbayes.methods.baselines.ensemble import Ensemble
 from leanbayes.model.bayesian import BayesianModel
 from leanbayes.model.method import Method
+
+if TYPE_CHECKING:
+    from leanbayes.posteriors.sharded import ShardedPosterior
 
 VERSION = 1
 _HEADER = "leanbayes"
@@ -60,7 +63,7 @@ def save(bnn: BayesianModel, path: str | os.PathLike[str], base: bool | None = N
     """Save a model to one safetensors file, which `lb.load` reads. Nothing in the file is ever executed.
 
     Args:
-        bnn: The model.
+        bnn: The model. If it is sharded, all processes must call it, and the first one writes the file.
         path: The file to write. It is replaced at once: a crash or a full disk leaves an older file intact.
         base: Whether to store what training does not change. With False the file has the posterior, other trainable
             parameters and running statistics only, and `lb.load` takes the rest from the network that it is given. By
@@ -89,11 +92,49 @@ def save(bnn: BayesianModel, path: str | os.PathLike[str], base: bool | None = N
     tensors |= {CORRECTION + name: tensor.float().contiguous() for name, tensor in bnn.moment_layers.items()}
     policy = {} if bnn.policy is None else {"policy": config.encode(bnn.policy)}
     text = header_text({"version": VERSION, **settings_of(bnn), **policy, **rest})
+    with only_first(bnn) as is_first:
+        if is_first:
+            _write(path, tensors, signed(text, tensors))
+
+
+def _write(path: str | os.PathLike[str], tensors: dict[str, Tensor], header: str) -> None:
     with written_whole(path) as temporary:
         try:
-            save_file(tensors, temporary, metadata={_HEADER: signed(text, tensors)})
+            save_file(tensors, temporary, metadata={_HEADER: header})
         except SafetensorError as error:
             raise OSError(str(error)) from None
+
+
+@contextlib.contextmanager
+def only_first(bnn: BayesianModel) -> Iterator[bool]:
+    """Yield whether this process writes a file: of the processes of a sharded model the first, and the others wait."""
+    if bnn.root_units is None:
+        yield True
+        return
+    group = _sharded(bnn).group
+    try:
+        yield group.is_first
+    finally:  # also if the file cannot be written, so that the others do not wait forever
+        group.wait()
+
+
+def _sharded(bnn: BayesianModel) -> "ShardedPosterior":
+    posterior: Any = bnn.posterior
+    return posterior
+
+
+def _state_of(bnn: BayesianModel) -> dict[str, Any]:
+    """Return the state of a model. A sharded one is gathered, on the CPU, to that of the model that was sharded."""
+    state = bnn.state_dict()
+    if bnn.root_units is None:
+        return state
+    found = OrderedDict[str, Any]((name, value) for name, value in state.items() if not name.startswith(_OWN))
+    for name, value in found.items():
+        if isinstance(value, Tensor):
+            found[name] = whole(value).cpu()
+    found.update({_OWN + name: value for name, value in _sharded(bnn).unsharded_state().items()})
+    found._metadata = _metadata(state)  # type: ignore[attr-defined]
+    return found
 
 
 def split_state(bnn: BayesianModel, base: bool = True) -> tuple[dict[str, Tensor], dict[str, Any]]:
@@ -102,7 +143,7 @@ def split_state(bnn: BayesianModel, base: bool = True) -> tuple[dict[str, Tensor
     The rest is: names of tensors that are stored under another name, versions of modules other than 1, and results of
     `get_extra_state` that are not tensors. Without the base, it is what training changes.
     """
-    state = bnn.state_dict()
+    state = _state_of(bnn)
     if not base:
         trained = {name for name, p in bnn.named_parameters(remove_duplicate=False) if p.requires_grad}
         for name in [*state]:
@@ -168,12 +209,13 @@ def take_corrections(tensors: dict[str, Tensor], channels: Mapping[str, int]) ->
 
 def _check_members(method: Method, tensors: Mapping[str, Tensor], model: nn.Module) -> None:
     """Raise an error unless a file has the weights of all members of an ensemble, before these are allocated."""
-    if isinstance(method, Ensemble):
+    expected = getattr(method, "members", None)
+    if isinstance(expected, int):
         stored = {name: tensor for name, tensor in tensors.items() if name.startswith(_MEMBERS)}
         members = {name.removeprefix(_MEMBERS).partition(".")[0] for name in stored}
         weights = sum(tensor.numel() for tensor in stored.values())
-        if len(members) != method.members or weights < method.members * sum(p.numel() for p in model.parameters()):
-            raise ValueError(f"it has the weights of {len(members)} members instead of {method.members}")
+        if len(members) != expected or weights < expected * sum(p.numel() for p in model.parameters()):
+            raise ValueError(f"it has the weights of {len(members)} members instead of {expected}")
 
 
 def describe_model(path: str | os.PathLike[str]) -> dict[str, Any]:

@@ -15,15 +15,18 @@ from torch import Tensor, nn
 
 from leanbayes.core import gaussian
 from leanbayes.core.arguments import checked
+from leanbayes.core.parts import is_sharded, local_part, whole
 from leanbayes.engines.base import Engine, OptimizerSettings, likelihood_parameters, register_engine
 from leanbayes.errors import LeanBayesError, UnsupportedOperation
 from leanbayes.likelihoods import Gaussian
 from leanbayes.model.bayesian import BayesianModel
+from leanbayes.model.defaults import defaults_for
 from leanbayes.model.objective import unwrap
 from leanbayes.posteriors import Posterior
+from leanbayes.posteriors.base import DiagonalGaussian
 from leanbayes.priors import BoundPrior
 
-_LR, _WEIGHT_DECAY = 1.0, 5e-4
+_WEIGHT_DECAY = 5e-4
 
 
 class IVON(torch.optim.Optimizer):
@@ -52,7 +55,7 @@ class IVON(torch.optim.Optimizer):
         model: A `BayesianModel` whose method has `engine="ivon"`, or DistributedDataParallel or torch.compile around
             one.
         lr: The learning rate. The momentum is an average of gradients, so it is about ten times that of SGD with
-            momentum 0.9.
+            momentum 0.9. None means 1 for classes and 0.1 for a regression.
         num_data: The number of training examples. If the loss is a mean over tokens or pixels, the number of
             labeled ones in all examples.
         temperature: The weight of the KL. 1 is the Bayesian posterior.
@@ -69,7 +72,7 @@ class IVON(torch.optim.Optimizer):
 
     Example:
         >>> bnn = lb.bayesianize(network, lb.MeanField(engine="ivon"))
-        >>> optimizer = lb.IVON(bnn, lr=1.0, num_data=len(train_set))
+        >>> optimizer = lb.IVON(bnn, num_data=len(train_set))
         >>> for x, y in loader:
         ...     loss = lb.elbo_loss(bnn, x, y, num_data=len(train_set))
         ...     optimizer.zero_grad(); loss.backward(); optimizer.step()
@@ -79,7 +82,7 @@ class IVON(torch.optim.Optimizer):
     def __init__(
         self,
         model: nn.Module,
-        lr: float | Tensor = _LR,
+        lr: float | Tensor | None = None,
         *,
         num_data: int,
         temperature: float = 1.0,
@@ -95,6 +98,9 @@ class IVON(torch.optim.Optimizer):
                 f"This model is trained by the engine {bnn.method.engine!r}: make it with a method that has "
                 "engine='ivon', such as lb.MeanField(engine='ivon')."
             )
+        if lr is None:
+            lr = defaults_for("ivon", bnn.likelihood).lr
+        assert lr is not None
         _check_arguments(lr, num_data, temperature, betas, hess_init, weight_decay, scale_lr)
         self._posterior, self._likelihood = bnn.posterior, bnn.likelihood
         weights = _diagonal(bnn.posterior)
@@ -117,6 +123,8 @@ class IVON(torch.optim.Optimizer):
             for prior in (module for module in bnn.posterior.modules() if isinstance(module, BoundPrior)):
                 prior.choose_scale(scale)
             self._initialize_stds(self.param_groups[0])
+        for parameter in (p for p in bnn.mean_parameters() if is_sharded(p)):
+            self._momentum(parameter)  # torch.distributed.checkpoint takes a step if an optimizer has no state
         bnn.optimized_by = "ivon"
 
     def __getstate__(self) -> dict[str, Any]:
@@ -126,12 +134,11 @@ class IVON(torch.optim.Optimizer):
     @torch.no_grad()
     def _initialize_stds(self, group: dict[str, Any]) -> None:
         """Set all stds to σ₀."""
-        found = self._posterior.diagonal_gaussian()
-        assert found is not None
-        inverse = found.prior.scale**-2
-        variance = 1 / (group["loss_weight"] * group["hess_init"] + inverse)
-        std = variance.sqrt() if isinstance(variance, Tensor) else torch.full_like(found.rho, math.sqrt(variance))
-        found.rho.copy_(gaussian.inverse_softplus(std))
+        for found in self._posterior.diagonal_gaussians():
+            rho, inverse = local_part(found.rho), found.prior.scale**-2
+            variance = 1 / (group["loss_weight"] * group["hess_init"] + inverse)
+            std = variance.sqrt() if isinstance(variance, Tensor) else torch.full_like(rho, math.sqrt(variance))
+            rho.copy_(gaussian.inverse_softplus(std))
 
     @torch.no_grad()
     def step(self, closure: Callable[[], Tensor] | None = None) -> Tensor | None:  # type: ignore[override]
@@ -165,13 +172,20 @@ class IVON(torch.optim.Optimizer):
 
     def _update_posterior(self, group: dict[str, Any]) -> None:
         """Take the natural-gradient step, and a plain one for weights of the posterior that are deterministic."""
-        found = self._posterior.diagonal_gaussian()
-        assert found is not None
+        for found in self._posterior.diagonal_gaussians():
+            if found.mean.grad is not None or found.rho.grad is not None:
+                self._update_gaussian(group, found)
+
+    def _update_gaussian(self, group: dict[str, Any], found: DiagonalGaussian) -> None:
+        """Update one piece of the posterior: of a sharded one, the part of this process."""
         mean, rho, prior, places = found
         beta, second = group["betas"]
-        if mean.grad is None and rho.grad is None:
-            return
-        slope = torch.zeros_like(rho) if rho.grad is None else rho.grad
+        grad = None if mean.grad is None else local_part(mean.grad)
+        slope = None if rho.grad is None else local_part(rho.grad)
+        is_trained = mean.requires_grad  # else only the stds are
+        momentum = local_part(self._momentum(mean)) if is_trained else None
+        mean, rho = local_part(mean), local_part(rho)
+        slope = torch.zeros_like(rho) if slope is None else slope
         steps: dict[str, Any] = {
             "rate": self._rate(group, mean),
             "count": group["count"],
@@ -180,13 +194,12 @@ class IVON(torch.optim.Optimizer):
             "precision": group["loss_weight"] * group["hess_init"],
             "weight": group["loss_weight"],
         }
-        if not mean.requires_grad:  # only the stds are trained
+        if momentum is None:
             unmoved, zeros = mean.detach(), torch.zeros_like(rho)
             unmoved = unmoved.clone() if places is None else unmoved[places]
             gaussian.natural_step_(unmoved, rho, zeros, zeros, slope, prior, **steps)
             return
-        grad = torch.zeros_like(mean) if mean.grad is None else mean.grad
-        momentum = self._momentum(mean)
+        grad = torch.zeros_like(mean) if grad is None else grad
         if places is None:
             gaussian.natural_step_(mean, rho, momentum, grad, slope, prior, **steps)
             return
@@ -199,11 +212,12 @@ class IVON(torch.optim.Optimizer):
 
     def _update_deterministic(self, group: dict[str, Any]) -> None:
         """Take a step of SGD with the same momentum."""
-        moved = [p for p in group["params"] if p.grad is not None]
-        if not moved:
+        with_grad = [p for p in group["params"] if p.grad is not None]
+        if not with_grad:
             return
-        beta, momenta = group["betas"][0], [self._momentum(p) for p in moved]
-        torch._foreach_lerp_(momenta, [p.grad for p in moved], 1 - beta)
+        moved = [local_part(p) for p in with_grad]
+        beta, momenta = group["betas"][0], [local_part(self._momentum(p)) for p in with_grad]
+        torch._foreach_lerp_(momenta, [local_part(p.grad) for p in with_grad], 1 - beta)
         directions = torch._foreach_div(momenta, 1 - beta ** group["count"])
         torch._foreach_add_(directions, moved, alpha=group["weight_decay"])
         torch._foreach_mul_(directions, self._rate(group, moved[0]))
@@ -242,13 +256,13 @@ def _diagonal(posterior: Posterior) -> tuple[nn.Parameter, ...]:
     """Return μ and ρ, or nothing if no weight is Bayesian. Refuse a posterior that the update is wrong for."""
     if not posterior.random_weights:
         return ()
-    found = posterior.diagonal_gaussian()
-    if found is None:
+    found = posterior.diagonal_gaussians()
+    if not found:
         raise UnsupportedOperation(
             f"IVON needs independent Gaussian weights with a Gaussian prior, which {type(posterior).__name__} does not "
             "have: use lb.Normal() as the prior, or engine='backprop'."
         )
-    return found.mean, found.rho
+    return tuple(parameter for one in found for parameter in (one.mean, one.rho))
 
 
 def _initial_curvature(posterior: Posterior, loss_weight: float) -> float:
@@ -256,10 +270,10 @@ def _initial_curvature(posterior: Posterior, loss_weight: float) -> float:
 
     On few data 0.5 means noise as large as the weights, and the curvature is estimated too slowly to correct it.
     """
-    found = posterior.diagonal_gaussian()
-    assert found is not None
-    means = found.mean if found.places is None else found.mean[found.places]
-    size = means.detach().double().square().mean()
+    found = posterior.diagonal_gaussians()
+    means = [one.mean if one.places is None else one.mean[one.places] for one in found]
+    sums = [whole(values.detach().double().square().sum()) for values in means]
+    size = torch.stack(sums).sum() / sum(values.numel() for values in means)
     return max(0.5, 25.0 / (loss_weight * float(size))) if size > 0 else 0.5
 
 
@@ -292,7 +306,7 @@ class NaturalGradient(Engine):
         """Return the optimizer."""
         optimizer = IVON(
             bnn,
-            _LR if settings.lr is None else settings.lr,
+            settings.lr,
             num_data=settings.num_data,
             temperature=settings.temperature,
             hess_init=settings.hess_init,

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from leanbayes.core.arguments import checked
 from leanbayes.core.layout import Layout, Report
 from leanbayes.core.network import in_first_order, places
+from leanbayes.errors import LeanBayesError
 from leanbayes.likelihoods import Likelihood
 from leanbayes.likelihoods.base import P
 from leanbayes.likelihoods.decisions import Policy
@@ -188,9 +189,11 @@ class BayesianModel(PosteriorNetwork, Generic[P]):
     @torch.no_grad()
     def to_deterministic(self) -> nn.Module:
         """Return a plain network at the posterior mean, with ordinary parameters. Tied parameters stay tied."""
+        if self.root_units is not None:
+            raise LeanBayesError("A sharded model cannot be copied: call lb.save, and lb.load the file in one process.")
         network = copy.deepcopy(self.network)
         values = self.layout.split(self.posterior.mean())
-        for slot, value, dtype in zip(self.layout, values, self._dtypes(), strict=True):
+        for slot, value, dtype in zip(self.layout, values, self.slot_dtypes(), strict=True):
             parameter = nn.Parameter(value.to(dtype).clone())
             for module, attribute in places(network, slot.names):
                 setattr(module, attribute, parameter)
@@ -205,4 +208,4 @@ class BayesianModel(PosteriorNetwork, Generic[P]):
 
     def saved_layout(self) -> Layout:
         """Return the layout with the dtypes that the weights have now."""
-        return Layout([replace(slot, dtype=dtype) for slot, dtype in zip(self.layout, self._dtypes(), strict=True)])
+        return Layout([replace(slot, dtype=dtype) for slot, dtype in zip(self.layout, self.slot_dtypes(), strict=True)])

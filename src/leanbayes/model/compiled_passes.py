@@ -246,6 +246,8 @@ def _check_can_be_compiled(bnn: "BayesianModel") -> None:
 def _obstacle(bnn: "BayesianModel") -> str | None:
     if bnn.current_rule.needs_graph:
         return f"the rule {bnn.rule!r} runs a backward pass"
+    if bnn.root_units is not None:
+        return "a sharded model gathers its weights while it runs"
     if bnn.members is not None:
         return "each member of an ensemble would be compiled separately"
     if is_compiled(bnn):

@@ -23,6 +23,7 @@ from leanbayes.core.tensor_like import explained_casts
 from leanbayes.errors import LeanBayesError
 from leanbayes.model.draw import Draw, StochasticNetwork
 from leanbayes.model.method import Method
+from leanbayes.model.sharded_pass import PlacedUnit, ShardedValues
 from leanbayes.posteriors import Posterior
 from leanbayes.rules import PassContext, Rule
 
@@ -54,7 +55,8 @@ class PosteriorNetwork(nn.Module):
         self.noise = noise.NoiseStream(seed)
         self.method = method
         self._frozen_key: Tensor | None = None
-        self._values: Sequence[Any] | None = None  # the current values in the places of the parameters
+        self._values: Sequence[Any] | ShardedValues | None = None  # the current values in the places of the parameters
+        self.root_units: Sequence[PlacedUnit] | None = None  # of a sharded posterior: those outside of all blocks
         self._block_draw: Draw | None = None  # inside `drawn`
         self._lock = ModelLock()
         self.moment_scale: tuple[float, float] = (1.0, 1.0)
@@ -65,8 +67,8 @@ class PosteriorNetwork(nn.Module):
         for number, dtype in enumerate(dtypes):
             self.register_buffer(f"_dtype_{number}", torch.empty(0, dtype=dtype), persistent=False)
         self._slot_dtypes = [f"_dtype_{dtypes.index(slot.dtype)}" for slot in self.layout]
-        self._places = [places(network, slot.names) for slot in self.layout]
-        last = self._places[-1][0][0] if self._places else None  # outputs of dense prediction have pixels
+        self.slot_places = [places(network, slot.names) for slot in self.layout]
+        last = self.slot_places[-1][0][0] if self.slot_places else None  # outputs of dense prediction have pixels
         self.dense_output = isinstance(last, nn.modules.conv._ConvNd)
         self._recurrent = any(isinstance(module, nn.RNNBase) for module in network.modules())
         self.forward = _Forward(self)  # type: ignore[method-assign]
@@ -120,7 +122,12 @@ class PosteriorNetwork(nn.Module):
     @property
     def values(self) -> Sequence[Any]:
         """What the network has in place of its parameters inside `drawn`, one value per slot; else nothing."""
-        return self._values or ()
+        return () if self._values is None or isinstance(self._values, ShardedValues) else self._values
+
+    @property
+    def installed(self) -> Sequence[Any] | ShardedValues | None:
+        """What the network has in place of its parameters now."""
+        return self._values
 
     @property
     def current_rule(self) -> Rule:
@@ -135,7 +142,7 @@ class PosteriorNetwork(nn.Module):
     @property
     def convolves(self) -> bool:
         """Whether many positions of an input share Bayesian weights, and so their noise."""
-        modules = (module for places_of_slot in self._places for module, _ in places_of_slot)
+        modules = (module for places_of_slot in self.slot_places for module, _ in places_of_slot)
         return any(isinstance(module, nn.modules.conv._ConvNd) for module in modules)
 
     @property
@@ -204,7 +211,7 @@ class PosteriorNetwork(nn.Module):
             key = self.noise.next(number) if generator is None else noise.key_from(generator, self.device)
             return Draw(key, number, with_kl)
 
-    def _dtypes(self) -> list[torch.dtype]:
+    def slot_dtypes(self) -> list[torch.dtype]:
         """Return the dtype that the weights of each slot must have now."""
         return [getattr(self, name).dtype for name in self._slot_dtypes]
 
@@ -214,24 +221,36 @@ class PosteriorNetwork(nn.Module):
                 f"{type(self.method).__name__} has no Bayesian weights, which the rule {self.rule!r} needs: "
                 'use bnn.using("sample").'
             )
+        if self.root_units is not None:
+            self._put(ShardedValues(self.root_units, self._rule, draw.key))
+            return self.posterior.kl(draw.key) if draw.with_kl else None
         values, kl = self._rule.weights(self.posterior, draw.key, draw.with_kl)
         self._put(self._cast(values))
         return kl
 
-    def _cast(self, values: Sequence[Any]) -> list[Any]:
-        dtyped = zip(values, self._dtypes(), strict=True)
+    def _cast(self, values: Sequence[Any] | ShardedValues) -> Sequence[Any] | ShardedValues:
+        if isinstance(values, ShardedValues):
+            return values
+        dtyped = zip(values, self.slot_dtypes(), strict=True)
         return [value if value.dtype == dtype else value.to(dtype) for value, dtype in dtyped]
 
-    def _put(self, values: Sequence[Any] | None) -> None:
+    def _put(self, values: Sequence[Any] | ShardedValues | None) -> None:
         """Put one value per slot, or None, in the places of the parameters."""
         self._values = values
-        for number, places_of_slot in enumerate(self._places):
+        known = None if isinstance(values, ShardedValues) else values
+        for number, places_of_slot in enumerate(self.slot_places):
             for module, attribute in places_of_slot:
-                setattr(module, attribute, None if values is None else values[number])
+                setattr(module, attribute, None if known is None else known[number])
+        if isinstance(values, ShardedValues):
+            values.put()
 
     def _call_network(self, draw: Draw | None, *args: Any, **kwargs: Any) -> Any:
         context = self.pass_context((args, kwargs))
-        self._rule.begin(self._values or (), context)
+        sharded = self._values if isinstance(self._values, ShardedValues) else None
+        if sharded is not None:
+            sharded.begin(context)
+        else:
+            self._rule.begin(self.values, context)
         if isinstance(self.network, StochasticNetwork):
             args = (draw if self._rule.random else None, *args)
         if torch.compiler.is_dynamo_compiling():
@@ -244,14 +263,17 @@ class PosteriorNetwork(nn.Module):
                 around.enter_context(torch.enable_grad())
             if torch.is_grad_enabled():  # else nothing is recomputed
                 around.enter_context(checkpointing.running(self._snapshot))
+            if sharded is not None:
+                around.enter_context(sharded.saving())
             return self._rule.finish(self.network(*args, **kwargs), context)
 
     def _snapshot(self) -> checkpointing.Restore:
         """Remember the weights and the position in the noise, for activation checkpointing."""
-        rule = self._rule
-        values = rule.copied(self._values or ())
+        rule, thread = self._rule, threading.get_ident()
+        if isinstance(self._values, ShardedValues):
+            return self._sharded_snapshot(self._values, thread)
+        values = rule.copied(self.values)
         position = rule.position(values)
-        thread = threading.get_ident()
 
         @contextlib.contextmanager
         def restore() -> Iterator[None]:
@@ -263,6 +285,21 @@ class PosteriorNetwork(nn.Module):
                         yield
                 finally:
                     rule.move_to(values, before)
+
+        return restore
+
+    def _sharded_snapshot(self, values: ShardedValues, thread: int) -> checkpointing.Restore:
+        reopened = values.snapshot()
+
+        @contextlib.contextmanager
+        def restore() -> Iterator[None]:
+            with (
+                self._lock.for_thread(thread),
+                self._holding(values),
+                reopened(),
+                checkpointing.running(self._snapshot),
+            ):
+                yield
 
         return restore
 
@@ -300,7 +337,7 @@ class PosteriorNetwork(nn.Module):
         draw = self._any_draw(generator) if draw is None else draw
         with self._alone(), explained_casts():
             before, outer = self._values, self._block_draw
-            held: list[Sequence[Any]] = []
+            held: list[Sequence[Any] | ShardedValues] = []
             try:
                 self._install(draw)
                 self._block_draw = draw
@@ -311,7 +348,9 @@ class PosteriorNetwork(nn.Module):
                 self._block_draw = outer
                 self._put(before)
 
-    def _call_with(self, held: list[Sequence[Any]], draw: Draw, rule: Rule, *args: Any, **kwargs: Any) -> Any:
+    def _call_with(
+        self, held: list[Sequence[Any] | ShardedValues], draw: Draw, rule: Rule, *args: Any, **kwargs: Any
+    ) -> Any:
         """Call the network with the values and the rule of a `drawn` block, also inside another block."""
         if not held:
             raise LeanBayesError("The block of bnn.drawn() has ended: call the function that it yields inside of it.")
@@ -337,7 +376,7 @@ class PosteriorNetwork(nn.Module):
             yield self.network
 
     @contextlib.contextmanager
-    def _holding(self, values: Sequence[Any]) -> Iterator[None]:
+    def _holding(self, values: Sequence[Any] | ShardedValues) -> Iterator[None]:
         before = self._values
         try:
             self._put(self._cast(values))

@@ -2,7 +2,7 @@
 
 import functools
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, Literal
 
 import torch
@@ -11,9 +11,11 @@ from torch.autograd.function import once_differentiable
 
 from leanbayes.core.arguments import checked
 from leanbayes.core.network import call_with, map_rows, output_tensor, tensors_of
+from leanbayes.core.parts import local_part
 from leanbayes.errors import LeanBayesError, NotFiniteError
 from leanbayes.likelihoods import Likelihood
 from leanbayes.model.bayesian import BayesianModel
+from leanbayes.model.defaults import defaults_for
 from leanbayes.model.prediction import MOST_SAMPLES
 from leanbayes.rules import Moments, moments_of
 
@@ -26,7 +28,7 @@ def elbo_loss(
     *,
     num_data: int,
     likelihood: Likelihood[Any] | None = None,
-    temperature: float | Tensor = 1.0,
+    temperature: float | Tensor | None = None,
     samples: int = 1,
     over: Literal["accumulate", "fold"] = "accumulate",
     generator: torch.Generator | None = None,
@@ -41,12 +43,15 @@ def elbo_loss(
 
     Args:
         model: A `BayesianModel`, or DistributedDataParallel or torch.compile around one.
-        x: A batch of inputs: a tensor, or a tuple or dict of tensors.
+        x: A batch of inputs: a tensor, or a tuple or dict of tensors. An entry "labels" that is `y` itself is left out.
         y: The labels.
         num_data: The number of training examples, by which the KL is divided. A KL that is a mean, as
             `lb.PBN(kl="mean")` has it, is not divided: the temperature is then its weight relative to the mean NLL.
         likelihood: Another likelihood for this loss than the model's own. It may not have parameters.
-        temperature: The weight of the KL; 1 is the ELBO. A tensor may change without recompilation.
+        temperature: The weight of the KL; 1 is the ELBO. None means the default of the model's engine, as in `lb.fit`
+            and on the command line: 1 for "ivon"; for "backprop" 0.01 for classes and 0.1 for a regression, because
+            networks with more weights than examples are far too uncertain at 1. A tensor may change without
+            recompilation.
         samples: The number of Monte Carlo samples to average. Under the rule "moments", which has no noise in the
             network, they are samples of the expected likelihood.
         over: "accumulate" runs the samples one after the other and keeps the gradient of each instead of its graph, so
@@ -68,7 +73,11 @@ def elbo_loss(
     """
     bnn = unwrap(model)
     used = bnn.likelihood if likelihood is None else _checked_likelihood(bnn, likelihood)
+    if temperature is None:
+        temperature = defaults_for(bnn.method.engine, used).temperature
     _check_arguments(bnn, x, y, num_data, temperature, samples, over)
+    if isinstance(x, Mapping) and x.get("labels") is y:  # a network of transformers would compute a loss of its own
+        x = {name: value for name, value in x.items() if name != "labels"}
     members = bnn.separate_members
     by_optimizer = bnn.method.engine == "ivon"  # which the gradient of the KL is left to
     if torch.is_grad_enabled():
@@ -156,6 +165,11 @@ def _check_arguments(
         raise LeanBayesError(f"samples={samples} must be at least 1 and at most {MOST_SAMPLES:,}.")
     if over not in ("accumulate", "fold"):
         raise LeanBayesError(f"over={over!r} is unknown: use 'accumulate' or 'fold'.")
+    if samples > 1 and over == "accumulate" and bnn.root_units is not None:
+        raise LeanBayesError(
+            f"A sharded model takes one sample per loss, not samples={samples}: call elbo_loss and backward once per "
+            "sample, so that their gradients add up."
+        )
     if over == "fold" and samples > 1 and not bnn.noise_per_example:
         raise LeanBayesError(
             f"The rule {bnn.rule!r} draws the weights once per batch, so samples cannot be folded into it: "
@@ -202,7 +216,7 @@ def _accumulate(loss_of: Callable[[int], Tensor], count: int, weight: float, bnn
 def _explain(bnn: BayesianModel, x: Any, y: Tensor, loss: Tensor) -> None:
     """Raise the error for a loss that is not finite, with the first cause found."""
     for name, tensors in (("inputs", list(tensors_of(x))), ("labels", [y]), ("parameters", list(bnn.parameters()))):
-        if any(t.is_floating_point() and not t.isfinite().all() for t in tensors):
+        if any(t.is_floating_point() and not local_part(t).isfinite().all() for t in tensors):
             remedy = "lower the learning rate" if name == "parameters" else "clean the data"
             raise NotFiniteError(f"The loss is {loss.item()} because the {name} contain NaN or infinity: {remedy}.")
     raise NotFiniteError(

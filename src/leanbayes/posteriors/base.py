@@ -58,6 +58,7 @@ class Posterior(nn.Module):
             read variances only refuse other posteriors.
         sizes_vary: Whether its tensors can have other lengths in a file than in a new posterior.
         kl_is_mean: Whether `kl` is already a mean over weights, which `lb.elbo_loss` does not divide by `num_data`.
+        rules: The names of the rules that can use it, None for all.
         caches_moments: Whether `mean` and `variance` depend on parameters and buffers only, so that passes without
             gradients can share them until a parameter or buffer changes.
 
@@ -84,6 +85,7 @@ class Posterior(nn.Module):
     sizes_vary: bool = False
     kl_is_mean: bool = False
     caches_moments: bool = False
+    rules: tuple[str, ...] | None = None
     _steady_std: Tensor | None = None  # σ that samples share inside `steady`
 
     def __init__(self, layout: Layout) -> None:
@@ -184,6 +186,10 @@ class Posterior(nn.Module):
         """Return a perturbation and the KL."""
         return self.perturbation(key), self.kl(key)
 
+    def example_key(self, key: Tensor) -> Tensor:
+        """Return the key of noise that each example has of its own, beside the noise of the weights."""
+        return key
+
     def scale_parameters(self) -> Iterator[nn.Parameter]:
         """Yield the parameters of the stds, which need an adaptive optimizer."""
         return iter(())
@@ -191,6 +197,11 @@ class Posterior(nn.Module):
     def diagonal_gaussian(self) -> DiagonalGaussian | None:
         """Return the parameters of independent Gaussian weights with a Gaussian prior, or None if there are none."""
         return None
+
+    def diagonal_gaussians(self) -> list[DiagonalGaussian]:
+        """Return `diagonal_gaussian` in as many pieces as it is stored in; none if there are none."""
+        found = self.diagonal_gaussian()
+        return [] if found is None else [found]
 
     def to_file(self, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
         """Return the state as a file stores it. A subclass can store some tensors in fewer bytes."""

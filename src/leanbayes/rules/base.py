@@ -131,11 +131,17 @@ class Rule:
         return False
 
     def check(self, posterior: Posterior) -> None:
-        """Check that this rule does not ignore correlations of a posterior.
+        """Check that this rule does not ignore correlations of a posterior, and that the posterior supports it.
 
         Raises:
-            UnsupportedOperation: The rule needs independent weights, and those of the posterior are correlated.
+            UnsupportedOperation: The rule needs independent weights, and those of the posterior are correlated; or the
+                posterior is sharded, and the rule needs all weights at once.
         """
+        if posterior.rules is not None and self.name not in posterior.rules:
+            raise UnsupportedOperation(
+                f"The rule {self.name!r} does not work with a sharded posterior: use one of "
+                f"{', '.join(map(repr, posterior.rules))}, or save the model and load it in one process."
+            )
         if self.needs_factorized and not posterior.factorized:
             raise UnsupportedOperation(
                 f"The rule {self.name!r} uses only the variance of each weight, but the weights of this "

@@ -94,7 +94,7 @@ class Flipout(Rule):
     def weights(self, posterior: Posterior, key: Tensor, with_kl: bool) -> tuple[Sequence[Any], Tensor | None]:
         """Return the mean of each parameter and one perturbation of it."""
         self.check(posterior)
-        layout, source = posterior.layout, _Signs(key)
+        layout, source = posterior.layout, _Signs(posterior.example_key(key))
         change, kl = posterior.perturbation_and_kl(key) if with_kl else (posterior.perturbation(key), None)
         means, changes = layout.split(posterior.mean()), layout.split(change)
         slots = zip(means, changes, layout, posterior.random_slots(), strict=True)

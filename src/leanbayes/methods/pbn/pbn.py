@@ -130,6 +130,8 @@ class PBN(Method):
 
     def _choose(self, bnn: BayesianModel, training: Training, most: int | None = None) -> None:
         posterior = bnn.posterior
+        if bnn.root_units is not None:  # they were chosen before it was sharded
+            return
         assert isinstance(posterior, PartialPosterior)
         if posterior.is_chosen:
             return

@@ -73,9 +73,15 @@ class SparseMethod(Method):
 
     def after_step(self, training: Training) -> None:
         """Exchange a fraction of each layer's active weights every `interval` steps."""
-        posterior = training.model.posterior
+        posterior, share = training.model.posterior, self.exchanged_share(training)
+        if training.model.root_units is not None:
+            if share:
+                raise LeanBayesError(
+                    "A sharded model does not exchange active weights: train it without after_step, or exchange them "
+                    "before lb.fully_shard."
+                )
+            return
         assert isinstance(posterior, SparsePointPosterior)
-        share = self.exchanged_share(training)
         if not share or len(posterior.index) == posterior.layout.numel:
             return
         removal, addition = self.removal_scores(training, posterior), self.addition_scores(training, posterior)
