@@ -89,7 +89,8 @@ by moments are slower than in the other tables, for the same operations.
 {one_pass}
 
 `predict` as a user calls it, on a CPU that other programs used at the same time. Time is CPU time of one thread, and
-memory is the peak of activations.
+memory is the peak of activations. Ratios are to the plain network: of times to the eager and to the compiled one, of
+memory to that of the same mode.
 
 {predict}
 

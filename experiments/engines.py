@@ -1,16 +1,22 @@
 """Train one network by one engine, and score it on test images: one row of the engines' table.
 
 python experiments/engines.py ivon --data cifar10 --epochs 60 --seed 0 --out experiments/results/engines/FILE.json
+python experiments/engines.py sgd --save-model trained.safetensors --out experiments/results/baselines/FILE.json
+python experiments/engines.py laplace --start trained.safetensors --out experiments/results/baselines/FILE.json
 
 Rows: `sgd` (a plain network), `ivon` and `backprop` (mean-field by both engines), `ssvi-ivon`, `pbn-ivon`, and
 `ivon-opt`, the published optimizer in a plain loop. The baselines of the papers have rows too: `ensemble`,
-`mc-dropout`, `batch-ensemble`, `rank-1`, `rank-1-cauchy`, `abnn` and `sngp`. Every row is scored with the running
-statistics of BatchNorm that training leaves, and with statistics that are refreshed under the posterior; with and
-without a temperature that is fitted to held-out images. The file is written at the end of the training.
+`mc-dropout`, `batch-ensemble`, `rank-1`, `rank-1-cauchy`, `lp-bnn`, `abnn`, `sngp`, `swa`, `swag`, `csgmcmc`, `vbll`,
+and after training `laplace` (a diagonal, by samples), `laplace-adjoint` (the same, linearized), `laplace-last` (the
+full covariance of the last layer) and `std-search`. With --start these only fit the posterior to the network of an
+`sgd` row, which --save-model wrote. Every row is scored with the running statistics of BatchNorm that training leaves,
+and with statistics that are refreshed under the posterior; with and without a temperature that is fitted to held-out
+images. The file is written at the end of the training.
 """
 
 import argparse
 import math
+import tempfile
 import time
 from collections.abc import Callable, Iterable
 from itertools import islice
@@ -31,6 +37,16 @@ from leanbayes.training.record import machine, versions, write_json
 Outputs = tuple[Tensor, Tensor]  # probabilities and labels
 METHODS: dict[str, Callable[[argparse.Namespace], lb.Method]] = {
     "sgd": lambda args: lb.Deterministic(),
+    "swa": lambda args: lb.SWA(),
+    "swag": lambda args: lb.SWAG(),
+    "csgmcmc": lambda args: lb.CyclicalSGMCMC(),
+    "vbll": lambda args: lb.VBLL(),
+    "laplace": lambda args: lb.Laplace(prior_from="held-out", pretrain=args.start is None),
+    "laplace-adjoint": lambda args: lb.Laplace(prior_from="held-out", pretrain=args.start is None, rule="adjoint"),
+    "laplace-last": lambda args: lb.Laplace(
+        "last-layer", "full", prior_from="held-out", pretrain=args.start is None, seed=args.seed
+    ),
+    "std-search": lambda args: lb.StdSearch(pretrain=args.start is None),
     "ivon": lambda args: lb.MeanField(engine="ivon", prior=prior_of(args)),
     "backprop": lambda args: lb.MeanField(init_std=1e-3, relative=False),
     "ssvi-ivon": lambda args: lb.SSVI(args.density, engine="ivon", prior=prior_of(args)),
@@ -40,9 +56,11 @@ METHODS: dict[str, Callable[[argparse.Namespace], lb.Method]] = {
     "batch-ensemble": lambda args: lb.BatchEnsemble(args.members),
     "rank-1": lambda args: lb.RankOne(args.members),
     "rank-1-cauchy": lambda args: lb.RankOne(args.members, distribution="cauchy"),
+    "lp-bnn": lambda args: lb.LPBNN(args.members),
     "abnn": lambda args: lb.ABNN(pretrain=args.pretrain),
     "sngp": lambda args: lb.SNGP(),
 }
+AFTER_TRAINING = ("laplace", "laplace-adjoint", "laplace-last", "std-search")
 
 
 def prior_of(args: argparse.Namespace) -> lb.Normal:
@@ -71,6 +89,7 @@ def options() -> argparse.Namespace:
     parser.add_argument("--precision", choices=("fp32", "bf16"), default="bf16")
     parser.add_argument("--compile", action="store_true")
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--start", type=Path, help="model file of an sgd row, for rows after training")
     parser.add_argument("--root", type=Path, help="folder with the data sets")
     parser.add_argument("--device", choices=("cpu", "cuda"), help="default: a GPU if available")
     parser.add_argument("--out", type=Path, required=True, help="JSON file to write")
@@ -86,6 +105,10 @@ def main() -> None:
     data = load(args.data, args.root, validation_share=0.0001 if args.all_images else 0.1)
     args.num_data = len(data.train)  # type: ignore[arg-type]
     network = build(args.model, data.input_shape, data.outputs, seed=args.seed)
+    if args.start is not None:
+        if args.row not in AFTER_TRAINING:
+            raise SystemExit(f"--start is for {', '.join(AFTER_TRAINING)}: leave it out.")
+        network = lb.load(args.start, network).to_deterministic()
     started = time.monotonic()
     train = train_peer if args.row == "ivon-opt" else train_ours
     bnn, state = train(args, data, network, device)
@@ -93,11 +116,17 @@ def main() -> None:
     scores = {"running": score(args, bnn, data, device)}
     refresh(args, bnn, data, device)
     scores["refreshed"] = score(args, bnn, data, device, args.save_probs)
-    files = ("out", "root", "device", "save_model", "save_probs")
+    with tempfile.TemporaryDirectory() as folder:
+        path = args.save_model or Path(folder) / "model.safetensors"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        lb.save(bnn, path)
+        state["file_bytes"] = path.stat().st_size
+    files = ("out", "root", "device", "start", "save_model", "save_probs")
     result = {
-        "command": command_of("engines", args, [args.row], hidden=("row", "num_data", "save_model", "save_probs")),
+        "command": command_of("engines", args, [args.row], hidden=("row", "num_data", *files[3:])),
         "row": args.row,
-        "settings": {name: value for name, value in vars(args).items() if name not in files},
+        "settings": {name: value for name, value in vars(args).items() if name not in files}
+        | {"post_hoc": args.start is not None},
         "scores": scores,
         "costs": {"training_seconds": seconds, **state},
         "versions": versions(),
@@ -105,8 +134,6 @@ def main() -> None:
     }
     args.out.parent.mkdir(parents=True, exist_ok=True)
     write_json(args.out, result)
-    if args.save_model:
-        lb.save(bnn, args.save_model)
     print(args.row, args.seed, {name: one["test"] for name, one in scores.items()}, f"{seconds:.0f} s", flush=True)
 
 

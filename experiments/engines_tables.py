@@ -1,4 +1,4 @@
-"""The tables of docs/engines.md, from the files in experiments/results/engines."""
+"""The tables of docs/engines.md and docs/guide/tune.md, from files in experiments/results."""
 
 import itertools
 import json
@@ -19,6 +19,7 @@ NAMES = {
     "batch-ensemble": "BatchEnsemble",
     "rank-1": "rank-1 network, Gaussian factors",
     "rank-1-cauchy": "rank-1 network, Cauchy factors",
+    "lp-bnn": "LP-BNN",
     "abnn": "ABNN",
     "sngp": "SNGP",
 }
@@ -125,6 +126,23 @@ def small_table(record: dict[str, Any]) -> str:
         cases.setdefault(name, {})[result["row"]] = f"{shown}, {nll:.3f}"
     lines = [f"| accuracy or RMSE, NLL | {' | '.join(rows)} |", "|---|" + "---:|" * len(rows)]
     lines += [f"| {name} | {' | '.join(cells.get(row, '') for row in rows)} |" for name, cells in cases.items()]
+    return "\n".join([*_head(record, record["command"]), *lines])
+
+
+def temperature_table(record: dict[str, Any]) -> str:
+    """Format the trainings at several temperatures: one row per data set and method, one column per temperature."""
+    results, cases = record["results"], dict[tuple[str, str], dict[float, str]]()
+    temperatures = sorted({one["temperature"] for one in results}, reverse=True)
+    for one in results:
+        means = {key: _mean(scores[key] for scores in one["scores"]) for key in one["scores"][0]}
+        shown = f"{means['accuracy']:.1%}" if "accuracy" in means else f"{means['rmse']:.2f}"
+        shown += f", {means['nll']:.3f}" + (f", {means['noise_auroc']:.1%}" if "noise_auroc" in means else "")
+        place = temperatures[0] if one["method"] == "plain" else one["temperature"]
+        cases.setdefault((one["case"], one["method"]), {})[place] = shown
+    lines = [f"| accuracy, NLL, AUROC of noise | {' | '.join(f'{one:g}' for one in temperatures)} |"]
+    lines.append("|---|" + "---:|" * len(temperatures))
+    for (case, method), cells in cases.items():
+        lines.append(f"| {case}: {method} | {' | '.join(cells.get(one, '') for one in temperatures)} |")
     return "\n".join([*_head(record, record["command"]), *lines])
 
 

@@ -15,7 +15,8 @@ from leanbayes.core import config
 TASK = ("resnet-18", "cifar10")  # of the papers and benchmarks
 COMPARISONS = ("*_methods*.json", "*_sharing_paper*.json", "*_ssvi_long*.json")  # included in the table
 ONE_PASS = "one pass"  # prediction mode; with factors fitted to labels the mode starts with it
-ORDER = ("Deterministic", "Ensemble", "MC dropout", "RigL", "MeanField", "PBN", "VDP++", "SSVI", "2DGBNN")
+ORDER = ("Deterministic", "SWA", "Ensemble", "MC dropout", "cSG-MCMC", "Laplace", "Std search", "VBLL", "RigL",
+         "MeanField", "PBN", "VDP++", "SSVI", "2DGBNN")  # fmt: skip
 
 Row = Mapping[str, Any]
 
@@ -89,6 +90,13 @@ def name_of(method: lb.Method) -> str:
             return f"Ensemble ({method.members})"
         case lb.MCDropout():
             return "MC dropout"
+        case lb.CyclicalSGMCMC():
+            return f"cSG-MCMC ({method.members})"
+        case lb.StdSearch():
+            return "Std search"
+        case lb.Laplace():
+            parts = (method.over != "all" and ", last layer", method.rate < 1 and f" {100 * method.rate:g} %")
+            return f"Laplace{''.join(part or '' for part in parts)}{', full' if method.covariance == 'full' else ''}"
         case lb.PBN():
             return f"PBN {100 * method.rate:g} %"
         case lb.VDP():

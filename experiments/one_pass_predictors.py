@@ -230,13 +230,13 @@ def suq(bnn: lb.BayesianModel) -> Callable[[Set], Predicted] | str:
         return "SUQ 0.1.0 has layers for MLPs and for its own ViT only"
     if importlib.util.find_spec("suq") is None:
         return "the package suq is not installed"
-    if not _all_random(bnn):
-        return "SUQ 0.1.0 needs a variance of every weight and bias"
     for missing in ("suq.utils", "suq.utils.utils"):  # suq 0.1.0 was published without them; only its fit uses them
         sys.modules.setdefault(missing, types.ModuleType(missing)).__dict__.setdefault("torch_dataset", None)
     from suq import streamline_mlp  # type: ignore[import-not-found, unused-ignore]
 
-    variance = torch.cat([part.flatten() for part in bnn.layout.split(bnn.posterior.variance())]).detach()
+    slots = zip(bnn.layout, bnn.layout.split(bnn.posterior.variance().detach()), strict=True)
+    known = {slot.name: part for slot, part in slots}
+    variance = torch.cat([known.get(name, 0 * p).detach().flatten() for name, p in network.named_parameters()])
     with contextlib.redirect_stdout(sys.stderr):
         model = streamline_mlp(nn.Sequential(*layers), variance, "diag", "classification")
 
@@ -256,8 +256,3 @@ def suq(bnn: lb.BayesianModel) -> Callable[[Set], Predicted] | str:
 def _is_mlp(network: nn.Module) -> bool:
     known = (nn.Flatten, nn.Linear, nn.ReLU, nn.Tanh, nn.GELU, nn.SiLU)
     return isinstance(network, nn.Sequential) and all(isinstance(layer, known) for layer in network)
-
-
-def _all_random(bnn: lb.BayesianModel) -> bool:
-    weights = sum(parameter.numel() for parameter in bnn.to_deterministic().parameters())
-    return all(bnn.posterior.random_slots()) and bnn.layout.numel == weights

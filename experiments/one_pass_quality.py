@@ -109,10 +109,11 @@ class Comparison:
             for name in (ood_partners(self.data.name) if self.data.task == "classification" else ())
         }
         self.labeled = self.batches(some(self.data.validation, args.labels, args.seed))
+        words = [args.file.name, "--data", self.data.name]
+        if args.model_options:
+            words += ["--model-options", *(f"{name}={json.dumps(value)}" for name, value in args.model_options)]
         self.record: dict[str, Any] = {
-            "command": command_of(
-                "one_pass_quality", args, [args.file.name], hidden=("file", "data", "title", "model_options")
-            ),
+            "command": command_of("one_pass_quality", args, words, hidden=("file", "data", "model_options")),
             "title": args.title or args.file.stem,
             "data": self.data.name,
             "model": {"name": args.model, "options": model_options},

@@ -10,7 +10,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from engines_tables import engines_tables
+from engines_tables import engines_tables, temperature_table
 from headline_tables import cell, headline_tables, short_table, summary_table
 from one_pass_tables import quality_tables
 from papers_tables import papers_tables
@@ -302,6 +302,9 @@ def main() -> None:
     fill(docs / "one_pass.md", passes)
     fill(docs / "one_pass.md", map(adjoint_table, map(read, sorted(measured[1].glob("adjoint-*.json")))), ADJOINT)
     fill(docs / "engines.md", engines_tables(results / "engines"))
+    fill(
+        docs / "guide" / "tune.md", map(temperature_table, map(read, sorted((results / "temperatures").glob("*.json"))))
+    )
     fill(docs / "papers.md", papers_tables(results))
     figures = sorted((results / "ssvi").glob("*.svg"))
     shown = (f"![{path.stem}](../experiments/results/ssvi/{path.name})" for path in figures)

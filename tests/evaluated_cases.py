@@ -168,7 +168,11 @@ def with_scaled(one: EvaluatedRun, **scores: float) -> EvaluatedRun:
 
 def picture(index: int) -> dict[str, Any]:
     """The picture of a test example, as a run stores it."""
+    return {"index": index, "pngs": [png(3, 2, shade=index)], "caption": f"caption {index}", "alt": f"alt {index}"}
+
+
+def png(width: int, height: int, label: str = "", shade: int = 0) -> dict[str, str]:
+    """An image of one shade, as a run stores it."""
     file = io.BytesIO()
-    Image.new("L", (3, 2), index % 256).save(file, "PNG")
-    pngs = [{"data": b64encode(file.getvalue()).decode(), "label": ""}]
-    return {"index": index, "pngs": pngs, "caption": f"caption {index}", "alt": f"alt {index}"}
+    Image.new("L", (width, height), shade % 256).save(file, "PNG")
+    return {"data": b64encode(file.getvalue()).decode(), "label": label}

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 import leanbayes as lb
 from leanbayes.model.method import Method
+from leanbayes.posteriors import FullPosterior
 from leanbayes.rules import RULES, get_rule
 
 NETWORKS = {**CASES, LENET.name: LENET}
@@ -34,6 +35,8 @@ class Row:
         networks: Networks to test.
         training_unsupported: Networks with an operation that the rule refuses in training mode only.
         trains: Whether networks can be trained by the rule.
+        prepare: Fits a new model to a batch, for methods that start from a trained network.
+        prepare_quietly: The same with almost no noise, if the settings do not say how much there is.
         lacking: Networks without a layer that the method needs.
         keeps_outputs: Whether a new model without noise has the outputs of the network.
     """
@@ -48,6 +51,18 @@ class Row:
     trains: bool = True
     lacking: tuple[str, ...] = ()
     keeps_outputs: bool = True
+    prepare: Callable[[lb.BayesianModel, Tensor, Tensor], None] | None = None
+    prepare_quietly: Callable[[lb.BayesianModel, Tensor, Tensor], None] | None = None
+
+    def made(self, network: nn.Module, x: Any, quiet: bool = False) -> lb.BayesianModel:
+        """Return a Bayesian model of a network, fitted to its own labels of a batch if the method needs data."""
+        bnn = lb.bayesianize(network, self.quiet if quiet else self.method)
+        prepare = (self.prepare_quietly if quiet else None) or self.prepare
+        if prepare is not None:
+            with torch.no_grad():
+                y = network(x).argmax(1)
+            prepare(bnn, x, y)
+        return bnn
 
 
 # MeanField and VDP cover the graph of each rule; other posteriors and priors add the same operations to all of them.
@@ -116,6 +131,65 @@ def shared(rule: str, unsupported: tuple[str, ...] = (), **settings: Any) -> Row
     return Row(lb.WeightSharing(**settings, rule=rule), quiet, rule, unsupported, SMALL)
 
 
+def fit_to_batch(bnn: lb.BayesianModel, x: Tensor, y: Tensor) -> None:
+    """Fit the posterior of a method that starts from a trained network."""
+    bnn.method.choose(bnn, [(x, y)])
+
+
+def laplace(rule: str, unsupported: tuple[str, ...] = (), **settings: Any) -> Row:
+    made = functools.partial(lb.Laplace, rule=rule, probes=8, **settings)
+    quiet = made(prior=lb.Normal(1e-7))
+    return Row(made(prior=lb.Normal(0.05)), quiet, rule, unsupported, SMALL, prepare=fit_to_batch)
+
+
+def swag(**settings: Any) -> Row:
+    """Weights that are collected from a random walk, which makes its noise."""
+
+    def walk(size: float) -> Callable[[lb.BayesianModel, Tensor, Tensor], None]:
+        def prepare(bnn: lb.BayesianModel, x: Tensor, y: Tensor) -> None:
+            training = lb.Training(bnn, steps=4, num_data=1)
+            for training.step in range(4):
+                with torch.no_grad():
+                    noise = torch.randn(bnn.layout.numel, generator=torch.Generator().manual_seed(training.step))
+                    bnn.posterior.mean().add_(size * noise)
+                bnn.method.after_step(training)
+
+        return prepare
+
+    method = lb.SWAG(snapshots=4, **settings)
+    return Row(method, method, "sample", compiled=SMALL, prepare=walk(0.01), prepare_quietly=walk(1e-8))
+
+
+def sgmcmc() -> Row:
+    """Two members that differ by noise."""
+
+    def walk(size: float) -> Callable[[lb.BayesianModel, Tensor, Tensor], None]:
+        def prepare(bnn: lb.BayesianModel, x: Tensor, y: Tensor) -> None:
+            for seed in range(2):
+                generator = torch.Generator().manual_seed(seed)
+                with torch.no_grad():
+                    for p in bnn.network.networks[-1].parameters():  # type: ignore[index, union-attr]
+                        p.add_(size * torch.randn(p.shape, generator=generator, dtype=p.dtype))
+                bnn.network.collect()  # type: ignore[operator]
+
+        return prepare
+
+    method = lb.CyclicalSGMCMC(cycles=1, per_cycle=2)
+    return Row(method, method, "sample", compiled=(), prepare=walk(0.01), prepare_quietly=walk(1e-8))
+
+
+def vbll() -> Row:
+    """Only for networks with a linear layer."""
+    quiet = lb.VBLL(init_std=1e-7, relative=False)
+    networks = tuple(name for name in SOME if name != "autoencoder")
+    return Row(lb.VBLL(), quiet, "moments", compiled=SMALL, networks=networks, lacking=WITHOUT_LINEAR)
+
+
+WITHOUT_LINEAR = tuple(
+    name for name, case in CASES.items() if not any(isinstance(m, nn.Linear) for m in case.build().modules())
+)
+
+
 def rank_one(**settings: Any) -> Row:
     quiet = lb.RankOne(1, factor_std=0.0, init_std=1e-9, **settings)
     return Row(lb.RankOne(2, **settings), quiet, "sample", compiled=("cnn",))
@@ -162,6 +236,15 @@ ROWS: dict[str, Row] = {
     "WeightSharing local, blends": shared("local", ("lstm",), border=2.0, threshold=0.4),
     "WeightSharing moments": shared("moments", bit_price=0.1),
     "WeightSharing, hierarchical": shared("sample", sampling="hierarchical", scope="layer", border=2.0),
+    "Laplace sample": laplace("sample"),
+    "Laplace local, subnetwork": laplace("local", ("lstm",), rate=0.5),
+    "Laplace full": laplace("sample", rate=0.02, covariance="full", subnetwork="magnitude"),
+    "StdSearch": Row(lb.StdSearch(), lb.StdSearch(max_std=1e-7), "sample", compiled=SMALL, prepare=fit_to_batch),
+    "SWAG": swag(),
+    "SWAG, variances only": swag(rank=0),
+    "SWA": Row(lb.SWA(), lb.SWA(), "mean", compiled=SMALL),
+    "VBLL": vbll(),
+    "CyclicalSGMCMC": sgmcmc(),
     "RigL": Row(lb.RigL(0.4), lb.RigL(1.0), "mean"),
     "Deterministic": Row(lb.Deterministic(), lb.Deterministic(), "mean"),
     "Ensemble": Row(lb.Ensemble(2), lb.Ensemble(1), "sample"),
@@ -170,6 +253,7 @@ ROWS: dict[str, Row] = {
     ),
     "ABNN": abnn(),
     "SNGP": sngp(),
+    "LPBNN": Row(lb.LPBNN(2, latent=4), lb.LPBNN(1, latent=4, factor_std=0.0, init_std=1e-9), "sample"),
     "RankOne": rank_one(),
     "RankOne, Cauchy": rank_one(distribution="cauchy"),
     "MCDropout": Row(lb.MCDropout(0.2), lb.MCDropout(1e-9), "sample", compiled=("cnn", "vit_mha")),
@@ -210,7 +294,7 @@ def _built(row: Row, network: str, dtype: torch.dtype) -> tuple[lb.BayesianModel
     net = case.build().to(dtype)
     x = case.example()
     x = x.to(dtype) if x.is_floating_point() else x
-    return lb.bayesianize(net, row.method), x, net(x).detach().argmax(1)
+    return row.made(net, x), x, net(x).detach().argmax(1)
 
 
 def pairs(more: Iterable[str] = ()) -> list[tuple[str, str]]:
@@ -229,7 +313,8 @@ def test_every_rule_has_a_row() -> None:
     own = {name for name, rule in RULES.items() if type(rule).__module__.startswith("leanbayes.")}  # not those of tests
     assert {row.rule for row in ROWS.values()} == own
     for name, row in ROWS.items():
-        bnn = lb.bayesianize(NETWORKS[row.networks[0]].build(), row.method)
+        case = NETWORKS[row.networks[0]]
+        bnn = row.made(case.build(), case.example())
         assert bnn.rule == row.rule, name
 
 
@@ -238,7 +323,7 @@ def test_pretrained_outputs_are_kept_without_noise(row: Row, network: str) -> No
     case = NETWORKS[network]
     net, x = case.build().double().eval(), case.example()
     x = x.double() if x.is_floating_point() else x
-    bnn = lb.bayesianize(net, row.quiet)
+    bnn = row.made(net, x, quiet=True)
     assert not bnn.training
     if supported(row, network, lambda: bnn(x)):
         if not row.keeps_outputs:
@@ -250,24 +335,28 @@ def test_pretrained_outputs_are_kept_without_noise(row: Row, network: str) -> No
 @cases()
 def test_kl_is_that_of_torch_distributions(row: Row, network: str) -> None:
     bnn, _, _ = build(row, network, torch.float64)
-    if isinstance(row.method, (lb.ABNN, lb.RankOne)):
+    if isinstance(row.method, (lb.ABNN, lb.LPBNN, lb.RankOne)):
         return  # tests/methods compares the KL of factors, and ABNN has none
     random = bnn.posterior.variance() > 0  # pruned weights have no KL
-    if not random.any():
+    if not random.any() or isinstance(bnn.method, lb.SWAG):  # which has no prior
         assert bnn.kl() == 0
         return
+    q: torch.distributions.Distribution
     q = torch.distributions.Normal(bnn.posterior.mean()[random], bnn.posterior.variance()[random].sqrt())
     if bnn.kl_kind == "monte-carlo":  # then it is the log ratio at one sample
         with bnn.frozen(0):
             weights = bnn.posterior.sample(bnn.next_draw().key)[random]
             mixture = torch.distributions.Categorical(torch.tensor([0.5, 0.5], dtype=torch.float64))
-            p = torch.distributions.Normal(torch.zeros(2), torch.tensor([0.5, 0.01], dtype=torch.float64))
-            prior = torch.distributions.MixtureSameFamily(mixture, p)
+            parts = torch.distributions.Normal(torch.zeros(2), torch.tensor([0.5, 0.01], dtype=torch.float64))
+            prior = torch.distributions.MixtureSameFamily(mixture, parts)
             torch.testing.assert_close(bnn.kl(), (q.log_prob(weights) - prior.log_prob(weights)).sum())
         return
     terms = bnn.posterior.prior.normal_terms()  # type: ignore[union-attr, operator]
     loc, scale = (torch.as_tensor(0.0 if t is None else t).expand(random.shape)[random] for t in terms)
-    p = torch.distributions.Normal(loc, scale)
+    p: torch.distributions.Distribution = torch.distributions.Normal(loc, scale)
+    if isinstance(bnn.posterior, FullPosterior):
+        q = torch.distributions.MultivariateNormal(bnn.posterior.mean()[random], scale_tril=bnn.posterior.root)
+        p = torch.distributions.MultivariateNormal(torch.zeros_like(q.mean), torch.diag(scale.to(q.mean) ** 2))
     torch.testing.assert_close(bnn.kl(), torch.distributions.kl_divergence(q, p).sum())
 
 

@@ -91,6 +91,17 @@ def test_the_page_on_baselines_runs(names: dict[str, object]) -> None:
         assert isinstance(names["bnn"], lb.BayesianModel)
 
 
+def test_the_page_on_methods_after_training_runs(
+    names: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    methods = []
+    for block in python_blocks(ROOT / "docs" / "after_training.md"):
+        exec(block.replace("epochs=30", "epochs=30, progress=False"), names)
+        methods.append(type(names["bnn"].method).__name__)
+    assert methods == ["Laplace", "StdSearch", "SWAG", "CyclicalSGMCMC", "VBLL"]
+
+
 def test_the_page_on_decisions_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     names: dict[str, Any] = {}

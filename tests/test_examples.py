@@ -104,6 +104,20 @@ def test_language_model(printed: str) -> None:
     assert "continued:" in printed
 
 
+def test_transformers_trainer(printed: str) -> None:
+    losses = numbers(printed, "NLL per token")
+    assert len(losses) == 2
+    assert max(losses) < 1.0  # log 11 is 2.4
+    assert printed.count("continues with") == 2
+
+
+@pytest.mark.filterwarnings("ignore:.*does not have many workers", "ignore:.*treespec", "ignore:.*LeafSpec")
+def test_lightning_trainer(printed: str) -> None:
+    accuracies = numbers(printed, "accuracy")
+    assert len(accuracies) == 2
+    assert min(accuracies) > 0.94
+
+
 def test_every_example_has_a_test() -> None:
     assert {path.stem for path in EXAMPLES.glob("*.py")} == {
         name.removeprefix("test_") for name in globals() if name.startswith("test_") and "every" not in name

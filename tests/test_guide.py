@@ -144,6 +144,20 @@ def test_large_models(names: dict[str, Any]) -> None:
     assert sum(p.numel() for p in bnn.posterior.parameters()) == 2 * bnn.layout.numel
 
 
+@pytest.mark.filterwarnings("ignore:.*pin_memory")
+def test_language_models(names: dict[str, Any]) -> None:
+    pytest.importorskip("peft")
+    run("language_models", names)
+    assert all("lora_" in slot.name for slot in names["bnn"].layout)
+    assert names["found"].tokens.tolist() == [11] * 8
+    assert (names["perplexity"] > 50).all()  # of 100 tokens, hardly trained
+    assert names["text"].sequences.shape == names["sampled"].shape == (2, 11)
+    assert Path("adapter.safetensors").stat().st_size < 20_000
+    x = {"input_ids": names["ids"]}
+    seeds = [torch.Generator().manual_seed(0) for _ in range(2)]
+    assert torch.isfinite(names["loaded"].predict(x, samples=2, generator=seeds[0]).probs).all()
+
+
 def test_serve(trained: dict[str, Any], hub: Path) -> None:
     classifier = BertForSequenceClassification(CONFIG)
     trained |= {

@@ -86,6 +86,7 @@ def test_names_in_a_record_are_escaped(evil_run: Path, tmp_path: Path) -> None:
         ("evaluate", evil_run),
         ("report", evil_run, "--out", tmp_path / f"{EVIL.replace('/', '')}.html", "--evaluation.shifts", "noise"),
         ("calibrate", evil_run),
+        ("acquire", evil_run, tmp_path / "inputs.csv", "--number", 1),
         ("sensitivity", evil_run),
         ("export", evil_run, tmp_path / EVIL.replace("/", "") / "a.onnx"),
     ):

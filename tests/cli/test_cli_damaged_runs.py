@@ -32,7 +32,7 @@ from leanbayes.cli.runs import open_run
 from leanbayes.deploy.header import signed as with_digest
 from leanbayes.training import read_record
 
-COMMAND_NAMES = ("info", "predict", "evaluate", "report", "calibrate", "decide", "sensitivity", "compress", "export")
+COMMAND_NAMES = tuple("info predict evaluate report calibrate decide acquire sensitivity compress export".split())
 MUTATIONS, COMMANDS = 2000, 40  # in the test suite: changed records, and changed records for each command
 
 
@@ -123,6 +123,7 @@ def words_of(name: str, run: Path) -> tuple[Any, ...]:
         "report": report,
         "calibrate": ("calibrate", run, "--samples", 2),
         "decide": ("decide", run, "--coverage", 0.5, "--samples", 2),
+        "acquire": ("acquire", run, run.parent / "inputs.csv", "--number", 1, "--samples", 2),
         "sensitivity": ("sensitivity", run),
         "compress": ("compress", run, run.parent / "model.lbc", "--max-nll-increase", 1, "--samples", 2),
         "export": ("export", run, run.parent / "model.onnx"),

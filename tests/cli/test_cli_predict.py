@@ -4,6 +4,7 @@ import json
 import math
 import re
 import shutil
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -138,3 +139,43 @@ def test_rows_of_a_table_are_predicted_in_the_unit_of_the_target(cli: Cli) -> No
         assert abs(row["mean"] - truth) < 15  # the std of the targets is 32
         assert 0 < row["epistemic_std"] <= row["std"] < 32
     assert len(cli("predict", "run", "new.csv").out.splitlines()) == 7
+
+
+@pytest.fixture(scope="module")
+def certain(digits: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The run with a policy that accepts everything, so that only what a network cannot see is refused."""
+    folder = tmp_path_factory.mktemp("certain") / "run"
+    shutil.copytree(digits, folder)
+    bnn = load_run(folder)
+    assert bnn.policy is not None
+    assert bnn.policy.gate is not None
+    bnn.policy = replace(bnn.policy, gate=replace(bnn.policy.gate, threshold=1e9))
+    lb.save(bnn, folder / "model.safetensors")
+    return folder
+
+
+@pytest.mark.parametrize("size", [16, 64, 256])
+def test_noise_that_shrinking_turns_into_gray_is_not_answered(size: int, cli: Cli, certain: Path) -> None:
+    (row,) = json.loads(cli("predict", certain, write_image(Path("noise.png"), size, size), "--json").out)
+    assert re.fullmatch(r"ask a person: \d+% of the detail is lost in 8×8 pixels", row["verdict"])
+
+
+@pytest.mark.parametrize("resampling", [Image.Resampling.NEAREST, Image.Resampling.BICUBIC], ids=["nearest", "bicubic"])
+def test_enlarged_digits_are_answered(resampling: Image.Resampling, cli: Cli, certain: Path) -> None:
+    data = load("digits")
+    assert isinstance(data.test, ArrayDataset)
+    files = [Path(f"{number}.png") for number in range(8)]
+    for number, path in enumerate(files):
+        Image.fromarray(data.test.x[number, 0].numpy()).resize((64, 64), resampling).save(path)
+    rows = json.loads(cli("predict", certain, *files, "--json").out)
+    assert [row["verdict"] for row in rows] == ["answer"] * len(files)
+
+
+def test_noise_is_not_answered_without_a_policy_either(cli: Cli, digits: Path) -> None:
+    shutil.copytree(digits, "run")
+    cli("calibrate", "run")
+    noise, small = write_image(Path("noise.png"), 64, 64), write_image(Path("small.png"), 8, 8)
+    first, second = json.loads(cli("predict", "run", noise, small, "--json").out)
+    assert first["verdict"].startswith("ask a person")
+    assert "verdict" not in second
+    assert "ask a person" in cli("predict", "run", small, noise).out

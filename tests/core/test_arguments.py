@@ -24,6 +24,7 @@ Y = torch.arange(12) % 3
 BATCHES = [(X, Y)]
 NETWORK = nn.Sequential(nn.Linear(4, 6), nn.ReLU(), nn.Linear(6, 3))
 BNN = lb.bayesianize(NETWORK, lb.MeanField(), seed=0)
+FITTED = lb.bayesianize(NETWORK, lb.Laplace(probes=2), data=BATCHES)
 DATA = data.from_datasets(TensorDataset(X, Y), test=TensorDataset(X, Y))
 WRONG: list[Any] = [
     "5%", "", object(), 1j, b"ab", [None], [[]], {"a": 1}, torch.tensor([1.0, 2.0]), np.array([1, 2]), nn.ReLU(),
@@ -50,6 +51,7 @@ CALLS: dict[str, tuple[Callable[..., Any], dict[str, Any]]] = {
                     "weight_decay": 0.0, "scale_lr": 0.01, "keep_std": False}),
     "calibrate": (lb.calibrate, {"bnn": BNN, "batches": BATCHES, "to": "samples", "samples": 2, "generator": None,
                                  "layers": False, "layer_inputs": 4, "factors": True}),
+    "choose_prior": (lb.choose_prior, {"bnn": FITTED, "batches": BATCHES, "samples": 2, "seed": 0}),
     "restrict": (lb.restrict, {"bnn": BNN, "rate": 0.5, "data": BATCHES}),
     "sensitivity": (lb.sensitivity, {"model": NETWORK, "batches": BATCHES, "kind": "fisher", "likelihood": None,
                                      "select": None, "seed": 0}),
@@ -85,7 +87,8 @@ CALLS: dict[str, tuple[Callable[..., Any], dict[str, Any]]] = {
 }  # fmt: skip
 SETTINGS = (
     lb.PBN, lb.SSVI, lb.VDP, lb.Deterministic, lb.Ensemble, lb.MCDropout, lb.MeanField, lb.RigL, lb.WeightSharing,
-    lb.BatchEnsemble, lb.RankOne, lb.ABNN, lb.SNGP, lb.Normal, lb.ScaleMixture, Recipe, EvaluationSettings,
+    lb.BatchEnsemble, lb.RankOne, lb.ABNN, lb.SNGP, lb.LPBNN, lb.Laplace, lb.StdSearch, lb.SWA,
+    lb.SWAG, lb.CyclicalSGMCMC, lb.VBLL, lb.Normal, lb.ScaleMixture, Recipe, EvaluationSettings,
 )  # fmt: skip
 
 

@@ -57,7 +57,7 @@ def test_unknown_names_get_a_suggestion(tmp_path: Path) -> None:
 
 
 def test_errors_about_a_missing_root_name_both_ways_to_set_it(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    for name in set(NAMES) - {"digits", "letters", "toy"}:
+    for name in set(NAMES) - {"digits", "letters", "toy", "gap"}:
         expect(partial(load, name), name, "root", "LEANBAYES_DATA", "that holds")
     monkeypatch.setenv("LEANBAYES_DATA", str(tmp_path))
     expect(lambda: load("mnist"), tmp_path, "train-images-idx3-ubyte")
@@ -206,9 +206,13 @@ def test_presets_follow_the_data_set_or_its_kind_of_task(tmp_path: Path) -> None
     assert preset("pets", tmp_path)["model"] == "resnet-18"
     assert preset(tmp_path / "scenes")["model"] == "unet"
     for name in (*NAMES, str(tmp_path / "pets"), str(tmp_path / "scenes")):
-        assert 0 < preset(name)["temperature"] <= 0.1
-        assert not {"engine", "optimizer", "temperature", "ivon"} & preset(name, engine="ivon").keys()
-        assert preferred_engine(name) == ("ivon" if name in ("cifar10", "cifar100", "svhn") else "backprop")
+        regression = task_of(name) == "regression"
+        assert preset(name)["temperature"] == (0.1 if regression else 0.01)
+        by_ivon = preset(name, engine="ivon")
+        assert (by_ivon["temperature"], by_ivon["lr"]) == (1, 0.1 if regression else 1)
+        assert not {"engine", "optimizer"} & by_ivon.keys()
+        color = name in ("cifar10", "cifar100", "svhn", str(tmp_path / "pets"))
+        assert preferred_engine(name) == ("ivon" if color else "backprop")
 
 
 def test_changing_a_preset_leaves_the_record_as_it_is() -> None:

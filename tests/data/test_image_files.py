@@ -10,7 +10,7 @@ from data_cases import Array, expect, random_bytes, write_folder, write_image
 from PIL import Image
 
 import leanbayes as lb
-from leanbayes.data import Augment, load, read_image
+from leanbayes.data import Augment, detail_lost, load, read_image
 
 # -- folders of images -------------------------------------------------------------------------------------------------
 
@@ -208,3 +208,22 @@ def test_16_bit_images_and_exif_orientation_are_supported(tmp_path: Path) -> Non
     photo.save(tmp_path / "photo.png", exif=exif)
     assert read_image(tmp_path / "photo.png", (1, 8, 8))[0, 0, 0] == 255
     assert read_image(tmp_path / "photo.png", (1, 8, 8), stretch=True)[0, 0, 0] == 0  # as stored, like its label map
+
+
+def test_the_detail_that_shrinking_loses(tmp_path: Path) -> None:
+    path = tmp_path / "a.png"
+    columns = np.indices((64, 64))[1]
+    stripes = np.where(columns % 2, 200, 100).astype(np.uint8)  # averages to gray
+    ramp = (columns * 4).astype(np.uint8)  # linear, so that nothing but its ends changes
+    for values, least, most in ((stripes, 0.99, 1.01), (ramp, 0, 0.01), (np.full((64, 64), 7, np.uint8), 0, 0)):
+        Image.fromarray(values).save(path)
+        assert least <= detail_lost(path, (1, 8, 8)) <= most
+        assert detail_lost(path, (1, 64, 64)) == detail_lost(path, (1, 100, 80)) == 0
+    # An image that is wider than the network covers its height; stretched, it keeps the height and loses the stripes.
+    Image.fromarray(stripes[:8]).save(path)
+    assert detail_lost(path, (1, 8, 8)) == 0
+    assert detail_lost(path, (1, 8, 8), stretch=True) == pytest.approx(1, abs=0.01)
+    # The mean of 8×8 pixels of white noise has 1/64 of its variance; a bilinear filter is a little wider.
+    noise = np.random.default_rng(0).integers(0, 256, (256, 256, 3), dtype=np.uint8)
+    Image.fromarray(noise).save(path)
+    assert 1 - 1 / 64 < detail_lost(path, (3, 32, 32)) < 1

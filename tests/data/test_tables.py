@@ -109,6 +109,21 @@ def test_toy_is_a_cubic_function_with_noise() -> None:
     assert -1.85 < x.min() < -1.6
 
 
+def test_the_test_data_of_gap_are_where_there_is_nothing_to_train_on() -> None:
+    data, again = load("gap", seed=0), load("gap", seed=3)
+    assert isinstance(data.test, ArrayDataset)
+    assert np.allclose(targets(data), targets(again), atol=1e-5)
+    for split, count, low, high in ((data.train, 216, 1, 3), (data.validation, 24, 1, 3), (data.test, 300, 0, 1)):
+        assert isinstance(split, ArrayDataset)
+        x = split.x.double() * data.input_std[0] + data.input_mean[0]
+        y = split.y.double() * data.target_std[0] + data.target_mean[0]
+        assert len(x) == count
+        assert low <= x.abs().min() < x.abs().max() <= high
+        assert x.min() < -0.9 * high
+        assert x.max() > 0.9 * high
+        assert 0.07 < (y - x * (2 * x).sin()).std() < 0.13
+
+
 @pytest.mark.parametrize(
     "text",
     [

@@ -14,8 +14,8 @@ from torch.utils.data import DataLoader, TensorDataset
 import leanbayes as lb
 from leanbayes.deploy.compact.compact_file import Trial
 from leanbayes.deploy.compact.search import parse_size
-from leanbayes.deploy.compact.validation_nll import validation_nll
 from leanbayes.evaluation import evaluate
+from leanbayes.model.validation_nll import validation_nll
 
 FINE, COARSE = Trial(64, None, "fp16"), Trial(8, None, "int8")
 Batches = list[tuple[Tensor, Tensor]]

@@ -22,7 +22,10 @@ from leanbayes.methods import METHODS as ALL_METHODS
 from leanbayes.posteriors import Posterior
 
 METHODS = {**ALL_METHODS, "pbn": lb.PBN(0.2, sensitivity="random")}  # its default sensitivity needs data
-OF_WEIGHTS = [name for name in METHODS if name not in ("abnn", "sngp")]  # with Bayesian norms or random features
+for fitted_to_data in ("laplace", "std-search"):
+    METHODS.pop(fitted_to_data)
+# The others have Bayesian norms, random features, a Bayesian last layer only, or members that are not collected yet.
+OF_WEIGHTS = [name for name in METHODS if name not in ("abnn", "sngp", "swag", "vbll", "csgmcmc")]
 
 RULES = ["sample", "flipout", "local", "mean"]
 KEY = make_key(3, 5)

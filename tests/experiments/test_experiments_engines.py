@@ -62,6 +62,24 @@ def test_ensembles_of_plain_networks_are_scored(tmp_path: Path, monkeypatch: pyt
     assert found == ["< 1", "1.0", "1.2", "2.5", "> 3"]
 
 
+def test_rows_start_from_a_trained_network(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    task: tuple[Any, ...] = ("--data", "digits", "--model", "small-cnn", "--epochs", 2, "--batch-size", 128)
+    task = (*task, "--samples", 2, "--precision", "fp32", "--device", "cpu", "--out")
+    model = tmp_path / "trained.safetensors"
+    run("engines.py", "sgd", "--save-model", model, *task, tmp_path / "sgd.json", patch=monkeypatch)
+    plain = json.loads((tmp_path / "sgd.json").read_text())["scores"]["running"]["test"]
+    for row in ("laplace", "laplace-adjoint", "laplace-last", "std-search"):
+        out = tmp_path / f"{row}.json"
+        run("engines.py", row, "--start", model, *task, out, patch=monkeypatch)
+        found = json.loads(out.read_text())
+        assert found["settings"]["post_hoc"]
+        assert found["costs"]["file_bytes"] > 1000
+        assert abs(found["scores"]["running"]["test"]["accuracy"] - plain["accuracy"]) < 0.1
+        assert str(tmp_path) not in out.read_text()
+    with pytest.raises(SystemExit, match="--start is for"):
+        run("engines.py", "ivon", "--start", model, *task, out, patch=monkeypatch)
+
+
 def test_few_examples_are_compared(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     out = tmp_path / "small-data.json"
     words = ("--digits", 60, "--tables", "toy", "--rows", "plain", "ivon", "--epochs", 2, "--seeds", 2, "--out", out)
@@ -77,3 +95,19 @@ def test_few_examples_are_compared(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     (table,) = runpy.run_path(str(EXPERIMENTS / "engines_tables.py"))["engines_tables"](tmp_path)
     assert "| 60 digits |" in table
     assert "| toy (RMSE) |" in table
+
+
+def test_temperatures_are_compared_on_held_out_data_and_noise(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    out = tmp_path / "digits.json"
+    words = ("--cases", "digits", "--methods", "plain", "mean-field, ivon", "--temperatures", 1, 0.1)
+    run("temperatures.py", *words, "--epochs", 1, "--seeds", 1, "--out", out, patch=monkeypatch)
+    record = json.loads(out.read_text())
+    found = [(one["method"], one["temperature"]) for one in record["results"]]
+    assert found == [("plain", 1.0), ("mean-field, ivon", 1.0), ("mean-field, ivon", 0.1)]
+    for one in record["results"]:
+        (scores,) = one["scores"]
+        assert 0.1 < scores["accuracy"] <= 1
+        assert 0 <= scores["noise_auroc"] <= 1
+    table = runpy.run_path(str(EXPERIMENTS / "engines_tables.py"))["temperature_table"](record)
+    assert "| accuracy, NLL, AUROC of noise | 1 | 0.1 |" in table
+    assert table.count("digits: ") == 2

@@ -79,6 +79,7 @@ def test_scores_are_those_of_the_public_functions(tmp_path: Path, monkeypatch: p
     from leanbayes.evaluation.full_evaluation import some
 
     data = load("digits")
+    assert data.test is not None
     x, y = next(iter(Batches(some(data.test, 60, 0), 60, shuffle=False, normalize=data.normalize).epoch()))
     scores = lb.evaluate(bnn, [(x, y)], rule="moments")
     row = record["predictors"]["moments"]
@@ -88,6 +89,7 @@ def test_scores_are_those_of_the_public_functions(tmp_path: Path, monkeypatch: p
     p, q = samples.probs.double(), bnn.predict(x, rule="moments").probs.double()
     kl = (p * (p / q).log()).sum(-1).mean().item()
     assert row["test_against_reference"]["kl"] == pytest.approx(kl, rel=0.5, abs=2e-4)  # of 200 samples
+    assert samples.outputs is not None
     variance = samples.outputs.var(0)
     with bnn.using("moments"):
         ratio = (bnn(x).variance / variance).sqrt().median().item()

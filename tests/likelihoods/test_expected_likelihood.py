@@ -14,7 +14,7 @@ from torch import Tensor
 
 import leanbayes as lb
 from leanbayes.core import noise
-from leanbayes.likelihoods import Likelihood
+from leanbayes.likelihoods import Likelihood, expectations
 from leanbayes.likelihoods.expectations import expect, gaussian_means, logit_noise, softplus
 
 BATCH, WIDTH, DRAWS = 5, 4, 100_000
@@ -339,3 +339,23 @@ def test_softplus_has_the_documented_error(std: float, error: float) -> None:
 def test_slightly_negative_variances_are_treated_as_zero() -> None:
     value = expect(softplus, torch.tensor([0.3]), torch.tensor([-1e-9]))
     torch.testing.assert_close(value, F.softplus(torch.tensor([0.3])))
+
+
+def test_the_noise_of_the_logits_is_made_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a GPU it would take longer than the pass itself."""
+    calls: list[tuple[int, ...]] = []
+
+    def counted(columns: int, samples: int) -> torch.Tensor:
+        calls.append((columns, samples))
+        return logit_noise(columns, samples)
+
+    monkeypatch.setattr(expectations, "logit_noise", counted)
+    output = lb.Moments(torch.zeros(3, 7), torch.ones(3, 7))
+    with torch.inference_mode():
+        lb.Categorical().predict_moments(output)
+    first = lb.Categorical().predict_moments(output)
+    assert len(calls) <= 1
+    assert not first.probs.is_inference()
+    double = lb.Categorical().predict_moments(lb.Moments(output.loc.double(), output.variance.double()))
+    assert double.probs.dtype == torch.float64
+    torch.testing.assert_close(double.probs, first.probs.double())

@@ -98,8 +98,28 @@ def test_the_loss_of_a_causal_model_is_that_of_transformers() -> None:
     torch.testing.assert_close(loss, expected.loss)
     loss.backward()
     expected.loss.backward()
-    embedding = bnn.layout.split(bnn.posterior.mu.grad)[0]
+    posterior: Any = bnn.posterior
+    embedding = bnn.layout.split(posterior.mu.grad)[0]
     torch.testing.assert_close(embedding, network.transformer.wte.weight.grad, rtol=1e-4, atol=1e-7)
+
+
+def test_labels_among_the_inputs_are_not_given_to_the_network() -> None:
+    inputs, labels = batch_with_padding()
+    bnn = lb.bayesianize(gpt2(), lb.MeanField(), seed=0)
+    with bnn.frozen(0):
+        both = [lb.elbo_loss(bnn, x, labels, num_data=100) for x in (inputs, {**inputs, "labels": labels})]
+    assert both[0] == both[1]
+    bnn.rule = "moments"  # which could not compute the network's own loss
+    assert lb.elbo_loss(bnn, {**inputs, "labels": labels}, labels, num_data=100).isfinite()
+
+
+def test_fit_takes_sequences_with_labels() -> None:
+    pytest.importorskip("accelerate")
+    ids = (torch.arange(40)[:, None] + torch.arange(10)) % 10 + 1
+    rows: Any = [{"input_ids": row, "attention_mask": torch.ones_like(row), "labels": row.clone()} for row in ids]
+    bnn = lb.fit(gpt2(), lb.MeanField(), rows, epochs=20, batch_size=12, lr=0.05, temperature=0.1, progress=False)
+    assert isinstance(bnn.likelihood, lb.CausalLM)
+    assert lb.evaluate(bnn, [({"input_ids": ids}, ids)])["nll"] < 2.5  # log 50 is 3.9
 
 
 def test_the_kl_counts_once_per_labeled_token() -> None:

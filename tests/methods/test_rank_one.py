@@ -284,6 +284,15 @@ def test_the_mean_network_has_the_mean_factors() -> None:
     assert again.posterior.random_weights == sum(p.numel() for n, p in plain.named_parameters() if p.dim() > 1)
 
 
+@pytest.mark.parametrize("method", [lb.BatchEnsemble(2), lb.RankOne(2)])
+def test_a_file_of_another_network_is_refused(method: Any, tmp_path: Path) -> None:
+    lb.save(lb.bayesianize(CASES["mlp"].build(), method), tmp_path / "model")
+    with pytest.raises(lb.FileFormatError, match="does not fit this network: The network has no linear"):
+        lb.load(tmp_path / "model", nn.LayerNorm(3))
+    with pytest.raises(lb.FileFormatError, match="was saved from another network"):
+        lb.load(tmp_path / "model", nn.Sequential(nn.Linear(6, 3)))
+
+
 # -- wrong settings ---------------------------------------------------------------------------------------------------
 
 

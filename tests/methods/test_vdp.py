@@ -147,15 +147,15 @@ def test_the_paper_scores_one_hot_labels_by_equations_9_and_11() -> None:
 def test_the_paper_takes_the_statistics_of_a_layer_norm_as_constants() -> None:
     """Equation 14: σ_y² = (γ/s)² σ_x², with the mean of the plain network."""
     torch.manual_seed(0)
-    net = nn.Sequential(nn.Linear(3, 5), nn.LayerNorm(5)).double()
+    linear, norm = nn.Linear(3, 5).double(), nn.LayerNorm(5).double()
     with torch.no_grad():
-        net[1].weight.copy_(torch.linspace(0.5, 2, 5))
+        norm.weight.copy_(torch.linspace(0.5, 2, 5))
+    net = nn.Sequential(linear, norm)
     x = torch.randn(6, 3, generator=generator(), dtype=torch.float64)
     plain = net(x)
     bnn = lb.bayesianize(net, VDP.paper())
     with bnn.using("moments"):
         output = bnn(x)
-    linear = net[0]
     noise_of_weights = bnn.posterior.variance().view(5, 3)
     inside = F.linear(x.square(), noise_of_weights)
     scale = (

@@ -2,6 +2,7 @@
 
 import functools
 import math
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
@@ -77,10 +78,10 @@ def test_one_pass_finds_the_uncertain_tokens() -> None:
 def test_a_large_vocabulary_needs_samples_of_few_classes(scale: float, variance: float) -> None:
     generator, classes = seeded(), 3000
     loc = scale * torch.randn(2, classes, generator=generator, dtype=torch.float64)
-    spread = 2 * variance * torch.rand(2, classes, generator=generator, dtype=torch.float64)
-    probs, expected_entropy = softmax_means(loc, spread)
+    variances = 2 * variance * torch.rand(2, classes, generator=generator, dtype=torch.float64)
+    probs, expected_entropy = softmax_means(loc, variances)
     noise = torch.randn(3000, 2, classes, generator=generator, dtype=torch.float64)
-    samples = (loc + spread.sqrt() * noise).softmax(-1)
+    samples = (loc + variances.sqrt() * noise).softmax(-1)
     entropies = torch.special.entr(samples).sum(-1)
     torch.testing.assert_close(probs.sum(-1), torch.ones(2, dtype=torch.float64))
     assert 0.5 * (probs - samples.mean(0)).abs().sum(-1).max() < 0.02
@@ -130,6 +131,17 @@ def test_padded_prompts_continue_as_they_do_alone(rule: str) -> None:
     alone = lb.generate(model("llama"), IDS[1:2, 2:], max_new_tokens=4, rule=rule, generator=seeded())
     assert torch.equal(found.sequences[1, 6:], alone.sequences[0, 4:])
     torch.testing.assert_close(found.entropy[1], alone.entropy[0], rtol=1e-4, atol=1e-5)
+
+
+def test_threads_generate_what_they_would_alone() -> None:
+    def run(number: int) -> Tensor:
+        rule = RULES[number % 3]
+        return lb.generate(model(), IDS, max_new_tokens=3, rule=rule, generator=seeded()).entropy
+
+    alone = [run(number) for number in range(6)]
+    with ThreadPoolExecutor(4) as threads:
+        together = list(threads.map(run, range(6)))
+    assert all(torch.equal(*pair) for pair in zip(alone, together, strict=True))
 
 
 def test_a_sequence_ends_at_its_last_token() -> None:

@@ -150,7 +150,7 @@ def learned(start: Any, prior: Any, x: Tensor, y: Tensor, engine: str) -> lb.Bay
     rates = torch.optim.lr_scheduler.LinearLR(optimizer, 1.0, 0.01, 600)
     for _ in range(600):
         optimizer.zero_grad()
-        lb.elbo_loss(bnn, x, y, num_data=len(x)).backward()
+        lb.elbo_loss(bnn, x, y, num_data=len(x), temperature=1).backward()
         optimizer.step()
         rates.step()
     return bnn

@@ -4,7 +4,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from evaluated_cases import changed, picture, runs, with_scaled
+from evaluated_cases import changed, picture, png, runs, with_scaled
 
 from leanbayes.report import Document, document_of, write
 
@@ -46,11 +46,28 @@ def test_the_answer_and_the_verdicts_are_on_the_first_screen(
     assert page.locator("#about").bounding_box()["y"] > page.locator("#section-model").bounding_box()["y"]
 
 
-@pytest.mark.parametrize(("width", "most"), [(1400, 8000), (1366, 8000), (390, 9000)])
-def test_the_page_is_not_long(open_page: Any, path: Path, width: int, most: int):
+def segmentations() -> Document:
+    """Return a report of two methods, with four segmentations of 320×240 pixels each."""
+    labels = ("image", "truth", "prediction", "entropy")
+    pictures = [{"pngs": [png(320, 240, label) for label in labels], "caption": "C " * 30, "alt": ""} for _ in range(4)]
+    gallery = {"title": "Segmentations", "caption": "C " * 40, "pictures": pictures}
+    some = [
+        changed(one, "evaluation", "galleries", value=[gallery]) for one in runs({"deterministic": 0.0, "pbn": 0.1})
+    ]
+    return document_of([changed(one, "evaluation", "mistakes", value={}) for one in some])
+
+
+@pytest.mark.parametrize("width", [1400, 1366, 390])
+@pytest.mark.parametrize("kind", ["images", "segmentations"])
+def test_the_page_is_not_long(open_page: Any, path: Path, tmp_path: Path, width: int, kind: str):
+    if kind == "segmentations":
+        path = tmp_path / "segmentations.html"
+        write(segmentations(), path)
     page = open_page(path, width, 800)
-    assert page.evaluate("document.documentElement.scrollHeight") <= most
+    assert page.evaluate("document.documentElement.scrollHeight") <= 8000
     assert page.evaluate("document.documentElement.scrollWidth") == width
+    if kind == "segmentations":
+        assert page.locator("img:visible").count() == 2 * 4 * (2 if width == 390 else 4)  # methods, maps and images
 
 
 def test_the_chosen_method_has_its_verdicts_and_lines(open_page: Any, path: Path):

@@ -212,6 +212,7 @@ def test_half_precision_parameters_have_an_average_in_single_precision() -> None
 
 RESUMED: dict[str, Callable[[Path], lb.BayesianModel]] = {
     **{name: lambda out, m=method: run_mlp(m, out, **OFTEN) for name, method in METHODS.items()},  # type: ignore[misc]
+    "csgmcmc": lambda out: run_mlp(lb.CyclicalSGMCMC(cycles=2, per_cycle=1), out, **OFTEN),
     "staged": lambda out: run_mlp(Staged(), out, **OFTEN),
     "exchanges": lambda out: run_mlp(SPARSE[0], out, **OFTEN),
     "batchnorm": lambda out: run_conv("sgd", out, **OFTEN),

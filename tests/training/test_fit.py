@@ -162,12 +162,14 @@ def test_the_network_and_the_random_states_of_the_user_do_not_change(method: lb.
 
 @pytest.mark.parametrize("name", METHODS)
 def test_a_result_depends_only_on_the_seed(name: str) -> None:
-    stages = len(METHODS[name].stages())
-    first = train(conv(), METHODS[name], task(stripes(), augment=True), epochs=stages)
+    few_steps = {"csgmcmc": lb.CyclicalSGMCMC(cycles=1, per_cycle=2, exploration=0.0)}
+    method = few_steps.get(name, METHODS[name])
+    stages = len(method.stages())
+    first = train(conv(), method, task(stripes(), augment=True), epochs=stages)
     torch.manual_seed(5)
-    again = train(conv(), METHODS[name], task(stripes(), augment=True), epochs=stages)
+    again = train(conv(), method, task(stripes(), augment=True), epochs=stages)
     assert_equal_models(first, again)
-    other = train(conv(), METHODS[name], task(stripes(), augment=True), epochs=stages, seed=1)
+    other = train(conv(), method, task(stripes(), augment=True), epochs=stages, seed=1)
     assert not models_equal(first, other)
     # The noise depends on it, and not only the order of the data.
     assert [int(bnn.noise.state[0]) for bnn in (first, other)] == [stages - 1, stages]
@@ -671,8 +673,8 @@ def test_a_model_is_saved_before_it_is_scored(tmp_path: Path) -> None:
     assert lb.load(tmp_path / "model.safetensors", mlp()).trained_rule == "sample"
 
 
-@pytest.mark.parametrize("share", [0.0, -1.0, float("nan")])
-def test_the_share_of_a_stage_must_be_positive(share: float) -> None:
+@pytest.mark.parametrize("share", [-1.0, float("inf"), float("nan")])
+def test_the_share_of_a_stage_cannot_be_negative(share: float) -> None:
     expect(lambda: lb.Stage(lb.Deterministic(), share), "share")
 
 

@@ -67,8 +67,10 @@ def close_runs(
 
 # -- the same training ------------------------------------------------------------------------------------------------
 
+ALL = {**METHODS, "csgmcmc": lb.CyclicalSGMCMC(cycles=2, per_cycle=1), "staged": Staged()}
 
-@pytest.mark.parametrize("method", [*METHODS.values(), Staged()], ids=[*METHODS, "staged"])
+
+@pytest.mark.parametrize("method", ALL.values(), ids=ALL)
 def test_two_processes_train_as_one_with_two_parts(method: lb.Method, tmp_path: Path) -> None:
     settings: dict[str, Any] = {"epochs": 2, "optimizer": "sgd", "lr": 0.05, "clip": 1.0}
     run_by_two(run_mlp, method, tmp_path / "two", **settings)

@@ -191,11 +191,13 @@ def run_streamed(method: lb.Method, out: Path, **settings: Any) -> lb.BayesianMo
 
 @pytest.mark.parametrize("name", METHODS)
 def test_every_method_is_resumed_bit_by_bit_on_streamed_data(name: str, tmp_path: Path) -> None:
-    method = METHODS[name]
+    few_steps = {"csgmcmc": lb.CyclicalSGMCMC(cycles=2, per_cycle=1)}
+    method = few_steps.get(name, METHODS[name])
     whole = run_streamed(method, tmp_path / "whole")
     with stopped_at(5):  # the last checkpoint is that of step 4
         run_streamed(method, tmp_path / "stopped")
-    before = "step-000000002" if len(method.stages()) == 1 else "step-000000003"  # a stage ends with one
+    trained = [stage for stage in method.stages() if stage.share]
+    before = "step-000000002" if len(trained) == 1 else "step-000000003"  # a stage ends with one
     assert checkpoints(tmp_path / "stopped") == [before, "step-000000004"]
     # The settings for reading data and writing checkpoints do not change the result.
     workers = 2 if name == "mean-field" else 0

@@ -19,11 +19,11 @@ from leanbayes.training import LightningMixin, TrainerMixin  # noqa: E402
 ENGINES = ["backprop", "ivon"]
 
 
-class BayesianTrainer(TrainerMixin, transformers.Trainer):  # type: ignore[misc, name-defined]
+class BayesianTrainer(TrainerMixin, transformers.Trainer):  # type: ignore[name-defined]
     pass
 
 
-class BayesianModule(LightningMixin, lightning.LightningModule):  # type: ignore[misc, name-defined]
+class BayesianModule(LightningMixin, lightning.LightningModule):  # type: ignore[name-defined]
     pass
 
 
@@ -109,9 +109,10 @@ def test_a_trainer_resumes_with_its_stds(engine: Any, tmp_path: Path) -> None:
 
 def test_methods_exchange_weights_in_a_trainer(tmp_path: Path) -> None:
     bnn = lb.bayesianize(gpt2(), lb.SSVI(density=0.3, interval=5), seed=0)
-    before: Any = bnn.posterior.index.clone()
+    posterior: Any = bnn.posterior
+    before = posterior.index.clone()
     BayesianTrainer(bnn, arguments(tmp_path, "backprop", max_steps=12), train_dataset=counting()).train()
-    assert not torch.equal(bnn.posterior.index, before)
+    assert not torch.equal(posterior.index, before)
 
 
 def test_methods_with_stages_are_refused(tmp_path: Path) -> None:

@@ -1,15 +1,22 @@
 """The progress of a training: what stays in a narrow terminal, and what is said about its length and its posterior."""
 
+import copy
 import io
+import random
 import re
 from pathlib import Path
 from typing import Any, Literal
 
+import numpy as np
 import pytest
 import rich.console
-from training_cases import clusters, mlp, task
+import torch
+from torch.optim.optimizer import register_optimizer_step_pre_hook
+from torch.utils.data import TensorDataset
+from training_cases import Jittered, clusters, conv, mlp, stripes, task
 
 import leanbayes as lb
+from leanbayes.data import from_datasets
 from leanbayes.training import journal, read_record
 from leanbayes.training.posterior_check import posterior_problem
 from leanbayes.training.progress import Progress
@@ -53,15 +60,46 @@ def test_in_a_wide_terminal_all_values_are_shown_and_held_out_accuracy_is_called
     assert "loss 0.1824  KL 1.95e+05  σ 0.00245  held-out accuracy 98.00%  examples/s 175" in line
 
 
-def test_a_long_training_says_so_at_its_start(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+def test_a_long_training_says_so_before_its_first_step(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     for limit, said in ((1e9, False), (0.0, True)):
         monkeypatch.setattr(journal, "_LONG", limit)
-        lb.fit(mlp(), lb.Deterministic(), task(clusters()), epochs=2, batch_size=16, device="cpu")
-        shown = " ".join(capsys.readouterr().err.split())
-        assert ("This training takes about" in shown) == said
-    assert "(16 steps of" in shown
+        network, before = mlp(), list[str]()
+        taken = register_optimizer_step_pre_hook(lambda *_, before=before: before.append(capsys.readouterr().err))
+        lb.fit(network, lb.MeanField(), task(clusters()), epochs=2, batch_size=16, device="cpu")
+        taken.remove()
+        first, *later = (" ".join(text.split()) for text in [*before, capsys.readouterr().err])
+        assert ("This training takes about" in first) == said
+        assert not any("This training takes about" in text for text in later)  # once
+    assert "(16 steps of" in first
+
+
+@pytest.mark.parametrize("method", [lb.Deterministic(), lb.MeanField(), lb.PBN(), lb.Ensemble(2)], ids=repr)
+def test_the_estimate_of_the_time_changes_nothing(method: lb.Method, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(journal, "_LONG", 0.0)
+    settings: Any = {"epochs": 2, "batch_size": 16, "device": "cpu", "evaluate_every": 0}
+    found = []
+    for progress in (False, True):
+        torch.manual_seed(5), random.seed(5), np.random.seed(5)
+        network = conv()
+        weights = copy.deepcopy(network.state_dict())
+        bnn = lb.fit(network, method, from_datasets(Jittered(stripes()), outputs=4), progress=progress, **settings)
+        after = (torch.rand(1).item(), random.random(), np.random.rand())
+        found.append((bnn.state_dict(), after))
+        assert all(torch.equal(value, weights[name]) for name, value in network.state_dict().items())
+    (first, after), (second, after_estimate) = found
+    assert first.keys() == second.keys()
+    assert all(torch.equal(first[name], second[name]) for name in first)
+    assert after == after_estimate
+
+
+def test_a_loss_that_cannot_be_computed_is_reported_by_the_training() -> None:
+    with pytest.raises(lb.LeanBayesError, match="label") as plain:
+        lb.fit(mlp(), lb.MeanField(), task(TensorDataset(torch.randn(96, 6), torch.full((96,), 9))), progress=False)
+    with pytest.raises(lb.LeanBayesError, match="label") as estimated:
+        lb.fit(mlp(), lb.MeanField(), task(TensorDataset(torch.randn(96, 6), torch.full((96,), 9))))
+    assert str(plain.value) == str(estimated.value)
 
 
 @pytest.mark.parametrize(

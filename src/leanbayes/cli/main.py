@@ -37,6 +37,7 @@ COMMANDS = {
     "report": Command("RUNS", "one HTML file about trained runs: calibration, shift, OOD data, cost"),
     "calibrate": Command("RUN", "fit one-pass predictions (without sampling) to held-out labels"),
     "decide": Command("RUN", "fit when to answer and when to ask a person, with a bound on wrong answers"),
+    "acquire": Command("RUN POOL", "which unlabeled images or rows to label next, because they would teach most"),
     "compress": Command("RUN [OUT]", "write a compact file: weights share few Gaussians, with entropy coding"),
     "export": Command("RUN FILE", "write the model as ONNX: mean and variance in one pass, without Python"),
     "push": Command("RUN REPO", "share a run on the Hugging Face Hub, with a model card from its evaluation"),

@@ -47,8 +47,8 @@ class Task:
     """What to train, on which data, and where to store the run.
 
     Attributes:
-        data: name of a data set (digits, mnist, fashion-mnist, cifar10, cifar100, svhn, toy, uci:NAME), or the path of
-            a csv table or of a folder of images.
+        data: name of a data set (digits, mnist, fashion-mnist, cifar10, cifar100, svhn, toy, gap, uci:NAME), or the
+            path of a csv table or of a folder of images.
         model: name of a network, such as mlp, lenet-5, resnet-18, vit-tiny, unet, timm:NAME or torchvision:NAME.
         model_options: settings of the network, as NAME=VALUE.
         start: folder of a finished run of the same network. Training starts from the mean and std of its weights.

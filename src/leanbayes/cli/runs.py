@@ -15,7 +15,7 @@ from torch.utils.data import Dataset
 from leanbayes.cli.options import Task
 from leanbayes.core.config import decode
 from leanbayes.core.json_values import check_shape
-from leanbayes.data import Batches, Data, Normalize, load, read_image, read_table
+from leanbayes.data import Batches, Data, Normalize, detail_lost, load, read_image, read_table
 from leanbayes.deploy.model_file import save
 from leanbayes.errors import FileFormatError, LeanBayesError
 from leanbayes.evaluation.full_evaluation import batch_size
@@ -168,13 +168,19 @@ class TrainedRun:
 
     def read(self, path: Path) -> Tensor:
         """Read an image with the preprocessing of the training: (1, channels, height, width)."""
-        config = self.record["config"]
-        shape = tuple(config["model"]["input_shape"])
+        shape, normalize = tuple(self.record["config"]["model"]["input_shape"]), self.record["config"]["normalize"]
         if len(shape) != 3:
             raise LeanBayesError(f"The run in {self.folder} was trained on a table: give tables, not images.")
-        image = read_image(path, shape, stretch=config["source"]["task"] == "segmentation")[None]
-        normalize = config["normalize"]
+        image = read_image(path, shape, stretch=self._stretches)[None]
         return image if normalize is None else Normalize(tuple(normalize["mean"]), tuple(normalize["std"]))(image)
+
+    def detail_lost(self, path: Path) -> float:
+        """Return the share of an image's variance that the network does not see, because the image is shrunk."""
+        return detail_lost(path, tuple(self.record["config"]["model"]["input_shape"]), stretch=self._stretches)
+
+    @property
+    def _stretches(self) -> bool:
+        return self.record["config"]["source"]["task"] == "segmentation"
 
     def read_rows(self, path: Path) -> Tensor:
         """Read a table of inputs, standardized as in training: (rows, features)."""

@@ -3,7 +3,7 @@
 from leanbayes.data.base import ArrayDataset, Data
 from leanbayes.data.batches import Batches
 from leanbayes.data.corrupted import corruptions_on_disk, read_corrupted
-from leanbayes.data.image_files import read_image
+from leanbayes.data.image_files import detail_lost, read_image
 from leanbayes.data.registry import NAMES, load, ood_partners, preferred_engine, preset, read_images, task_of
 from leanbayes.data.streaming import fingerprint
 from leanbayes.data.tabular import TABLE_ENDINGS, read_table
@@ -19,6 +19,7 @@ __all__ = [
     "Data",
     "Normalize",
     "corruptions_on_disk",
+    "detail_lost",
     "fingerprint",
     "from_datasets",
     "load",

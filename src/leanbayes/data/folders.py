@@ -17,9 +17,9 @@ PRESET: Mapping[str, Any] = {
     "model": "resnet-18",
     "epochs": 90,
     "batch_size": 256,
+    "engine": "ivon",  # as for the color images of CIFAR: see docs/engines.md
     "optimizer": "sgd",
     "lr": 0.1,
-    "temperature": 0.01,
     "workers": WORKERS,
 }
 

@@ -14,10 +14,12 @@ from leanbayes.data.image_files import Size
 from leanbayes.data.images import IMAGE_SETS, load_images, read_split
 from leanbayes.data.reading import Root, data_root
 from leanbayes.data.segmentation import load_segmentation
-from leanbayes.data.tabular import TABLE_ENDINGS, UCI_FILES, load_table, load_toy, load_uci
+from leanbayes.data.tabular import TABLE_ENDINGS, UCI_FILES, load_gap, load_table, load_toy, load_uci
 from leanbayes.errors import LeanBayesError
+from leanbayes.model.defaults import defaults
 
-NAMES = tuple(sorted([*IMAGE_SETS, *UCI_FILES, "toy"]))
+_MADE = {"toy": load_toy, "gap": load_gap}
+NAMES = tuple(sorted([*IMAGE_SETS, *UCI_FILES, *_MADE]))
 
 
 @checked()
@@ -63,8 +65,8 @@ def load(
         raise LeanBayesError(f"resize is for folders of images, but {text} is not one: leave it out.")
     if known in IMAGE_SETS:
         return load_images(known, root, validation_share, seed)
-    if known == "toy":
-        return load_toy(validation_share, seed)
+    if known in _MADE:
+        return _MADE[known](validation_share, seed)
     if known or kind == "uci":
         return load_uci(known or find(rest, NAMES) or rest, root, validation_share, seed)
     return load_table(_table(rest if kind == "csv" else text, root, kind == "csv"), validation_share, seed)
@@ -100,12 +102,13 @@ def task_of(name: str | Path, root: Root = None) -> Task:
 def preset(name: str | Path, root: Root = None, engine: str = "backprop") -> dict[str, Any]:
     """Return the training settings of a data set that apply unless a flag or a config file changes them.
 
-    Small images have their own settings, and other data sets those of their kind of task.
+    Small images have their own network, epochs and learning rate, and other data sets those of their kind of task. The
+    temperature is that of `lb.fit`: the default of the engine for the kind of task.
 
     Args:
         name: name or path of a data set, as for `load`.
         root: folder of all data sets. None means the environment variable LEANBAYES_DATA.
-        engine: the engine of the method. ivon has its own optimizer, learning rate and temperature.
+        engine: the engine of the method. ivon has its own optimizer and learning rate.
 
     Returns:
         Values of `model` and of some settings of `Recipe`, by name.
@@ -115,11 +118,12 @@ def preset(name: str | Path, root: Root = None, engine: str = "backprop") -> dic
         >>> preset("toy")["model"]
         'mlp'
     """
-    settings = {key: value for key, value in _preset(name, root).items() if key not in ("engine", "ivon")}
+    settings = {key: value for key, value in _preset(name, root).items() if key != "engine"}
+    known = defaults(engine, task_of(name, root) != "regression")
+    settings["temperature"] = known.temperature
     if engine == "ivon":
-        for key in ("optimizer", "lr", "temperature"):
-            settings.pop(key, None)
-        settings |= _preset(name, root).get("ivon", {})
+        settings.pop("optimizer", None)
+        settings["lr"] = known.lr
     return settings
 
 
@@ -132,7 +136,7 @@ def preferred_engine(name: str | Path, root: Root = None) -> str:
         root: folder of all data sets. None means the environment variable LEANBAYES_DATA.
 
     Returns:
-        "ivon" where it is known to be better, else "backprop".
+        "ivon" for color images, on which it is better, else "backprop".
 
     Example:
         >>> from leanbayes.data import preferred_engine

@@ -28,7 +28,6 @@ PRESET: Mapping[str, Any] = {
     "epochs": 60,
     "batch_size": 8,
     "lr": 3e-3,
-    "temperature": 0.01,
     "workers": WORKERS,
 }
 VOID = 255  # label of pixels that do not count

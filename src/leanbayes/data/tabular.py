@@ -5,7 +5,7 @@ import io
 import itertools
 import math
 from array import array
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -22,8 +22,6 @@ PRESET: Mapping[str, Any] = {
     "batch_size": 32,
     "lr": 1e-2,
     "weight_decay": 0.0,
-    "temperature": 0.1,
-    "ivon": {"lr": 0.1},  # the loss of a regression is steeper than that of classes: 1 diverges on some tables
 }
 UCI_FILES = {
     "boston": "bostonHousing",
@@ -45,6 +43,22 @@ def load_toy(validation_share: float, seed: int) -> Data:
     x = torch.rand(1000, device="cpu", dtype=torch.float64, generator=generator) * 8 - 4
     y = x**3 + 3 * torch.randn(1000, device="cpu", dtype=torch.float64, generator=generator)
     return table_data("toy", torch.stack([x, y], dim=1).numpy(), validation_share, seed)
+
+
+def load_gap(validation_share: float, seed: int) -> Data:
+    """Return y = x·sin(2x) + N(0, 0.1²): 240 examples with 1 < |x| < 3 to train on, and 300 in the gap between to test.
+
+    They are the same in every run. The test data show what a model believes where it has seen nothing.
+    """
+    generator = torch.Generator().manual_seed(0)
+
+    def draw(*shape: int) -> torch.Tensor:
+        return torch.rand(*shape, device="cpu", dtype=torch.float64, generator=generator)
+
+    x = torch.cat([(1 + 2 * draw(240)) * torch.where(draw(240) < 0.5, -1, 1), 2 * draw(300) - 1])
+    y = x * torch.sin(2 * x) + 0.1 * torch.randn(len(x), device="cpu", dtype=torch.float64, generator=generator)
+    table = torch.stack([x, y], dim=1).numpy()
+    return table_data("gap", table, validation_share, seed, test=range(240, 540))
 
 
 def load_uci(name: str, root: Root, validation_share: float, seed: int) -> Data:
@@ -141,9 +155,20 @@ def _number(cell: str) -> float:
         return math.nan
 
 
-def table_data(name: str, table: Array, validation_share: float, seed: int) -> Data:
-    """Split a table, with the same test rows for every seed, and standardize it by its training rows."""
-    rest, test = held_out(len(table), _TEST_SHARE, 0)
+def table_data(name: str, table: Array, validation_share: float, seed: int, test: Sequence[int] | None = None) -> Data:
+    """Split a table, with the same test rows for every seed, and standardize it by its training rows.
+
+    Args:
+        name: name of the data set.
+        table: rows of inputs, with the target in the last column.
+        validation_share: share of the other rows that is held out.
+        seed: seed of that split.
+        test: rows of the test data. None means a random tenth.
+    """
+    if test is None:
+        rest, test = held_out(len(table), _TEST_SHARE, 0)
+    else:
+        rest = sorted(set(range(len(table))) - set(test))
     kept, held = held_out(len(rest), validation_share, seed)
     train, validation = (np.asarray(rest)[rows] for rows in (kept, held))
     mean, std = table[train].mean(0), table[train].std(0)

@@ -52,8 +52,8 @@ def fit_margin(
     degrees = torch.tensor((samples - 1) / 2, dtype=torch.float64)
     y = (true - first)[usable] + (degrees.log() - torch.special.digamma(degrees)).to(true.device)
     x = (own - first)[usable]
-    spread = (x - x.mean()).square().sum()
-    weight = ((x - x.mean()) * y).sum() / spread if spread > 0 else torch.ones(())
+    squares = (x - x.mean()).square().sum()
+    weight = ((x - x.mean()) * y).sum() / squares if squares > 0 else torch.ones(())
     weight = weight.clamp(0, 1)
     return float(weight), float((0.5 * (y.mean() - weight * x.mean())).exp())
 

@@ -40,7 +40,6 @@ from leanbayes.deploy.header import (
 )
 from leanbayes.deploy.model_settings import assemble_for, other_network, policy_of, read_settings, settings_of
 from leanbayes.errors import FileFormatError, LeanBayesError
-from leanbayes.methods.baselines.ensemble import Ensemble
 from leanbayes.model.bayesian import BayesianModel
 from leanbayes.model.method import Method
 
@@ -210,12 +209,13 @@ def take_corrections(tensors: dict[str, Tensor], channels: Mapping[str, int]) ->
 
 def _check_members(method: Method, tensors: Mapping[str, Tensor], model: nn.Module) -> None:
     """Raise an error unless a file has the weights of all members of an ensemble, before these are allocated."""
-    if isinstance(method, Ensemble):
+    expected = getattr(method, "members", None)
+    if isinstance(expected, int):
         stored = {name: tensor for name, tensor in tensors.items() if name.startswith(_MEMBERS)}
         members = {name.removeprefix(_MEMBERS).partition(".")[0] for name in stored}
         weights = sum(tensor.numel() for tensor in stored.values())
-        if len(members) != method.members or weights < method.members * sum(p.numel() for p in model.parameters()):
-            raise ValueError(f"it has the weights of {len(members)} members instead of {method.members}")
+        if len(members) != expected or weights < expected * sum(p.numel() for p in model.parameters()):
+            raise ValueError(f"it has the weights of {len(members)} members instead of {expected}")
 
 
 def describe_model(path: str | os.PathLike[str]) -> dict[str, Any]:

@@ -106,7 +106,7 @@ def read_settings(header: dict[str, Any], model: nn.Module, path: str | os.PathL
         moment_margin_of(header),
         frozenset(names_of(header, "frozen")),
     )
-    _check_network(layout, method.prepare(model), path)
+    _check_network(layout, _prepared(method, model, path), path)
     return settings
 
 
@@ -137,10 +137,18 @@ def other_network(path: str | os.PathLike[str], difference: str) -> FileFormatEr
     )
 
 
+def _prepared(method: Method, model: nn.Module, path: str | os.PathLike[str]) -> nn.Module:
+    """Return the network with the parameters that a method adds to it."""
+    try:
+        return method.prepare(model)
+    except LeanBayesError as error:
+        raise FileFormatError(f"{path} does not fit this network: {error}") from None
+
+
 def assemble_for(settings: Settings, model: nn.Module, path: str | os.PathLike[str]) -> BayesianModel:
     """Build the model that a file will fill."""
+    model = _prepared(settings.method, model, path)
     try:
-        model = settings.method.prepare(model)
         return assemble(model, settings.method, settings.layout, settings.report, settings.likelihood, 0, None)
     except LeanBayesError as error:
         raise FileFormatError(f"{path} does not fit this network: {error}") from None

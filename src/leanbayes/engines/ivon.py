@@ -20,12 +20,13 @@ from leanbayes.engines.base import Engine, OptimizerSettings, likelihood_paramet
 from leanbayes.errors import LeanBayesError, UnsupportedOperation
 from leanbayes.likelihoods import Gaussian
 from leanbayes.model.bayesian import BayesianModel
+from leanbayes.model.defaults import defaults_for
 from leanbayes.model.objective import unwrap
 from leanbayes.posteriors import Posterior
 from leanbayes.posteriors.base import DiagonalGaussian
 from leanbayes.priors import BoundPrior
 
-_LR, _WEIGHT_DECAY = 1.0, 5e-4
+_WEIGHT_DECAY = 5e-4
 
 
 class IVON(torch.optim.Optimizer):
@@ -54,7 +55,7 @@ class IVON(torch.optim.Optimizer):
         model: A `BayesianModel` whose method has `engine="ivon"`, or DistributedDataParallel or torch.compile around
             one.
         lr: The learning rate. The momentum is an average of gradients, so it is about ten times that of SGD with
-            momentum 0.9.
+            momentum 0.9. None means 1 for classes and 0.1 for a regression.
         num_data: The number of training examples. If the loss is a mean over tokens or pixels, the number of
             labeled ones in all examples.
         temperature: The weight of the KL. 1 is the Bayesian posterior.
@@ -71,7 +72,7 @@ class IVON(torch.optim.Optimizer):
 
     Example:
         >>> bnn = lb.bayesianize(network, lb.MeanField(engine="ivon"))
-        >>> optimizer = lb.IVON(bnn, lr=1.0, num_data=len(train_set))
+        >>> optimizer = lb.IVON(bnn, num_data=len(train_set))
         >>> for x, y in loader:
         ...     loss = lb.elbo_loss(bnn, x, y, num_data=len(train_set))
         ...     optimizer.zero_grad(); loss.backward(); optimizer.step()
@@ -81,7 +82,7 @@ class IVON(torch.optim.Optimizer):
     def __init__(
         self,
         model: nn.Module,
-        lr: float | Tensor = _LR,
+        lr: float | Tensor | None = None,
         *,
         num_data: int,
         temperature: float = 1.0,
@@ -97,6 +98,9 @@ class IVON(torch.optim.Optimizer):
                 f"This model is trained by the engine {bnn.method.engine!r}: make it with a method that has "
                 "engine='ivon', such as lb.MeanField(engine='ivon')."
             )
+        if lr is None:
+            lr = defaults_for("ivon", bnn.likelihood).lr
+        assert lr is not None
         _check_arguments(lr, num_data, temperature, betas, hess_init, weight_decay, scale_lr)
         self._posterior, self._likelihood = bnn.posterior, bnn.likelihood
         weights = _diagonal(bnn.posterior)
@@ -305,7 +309,7 @@ class NaturalGradient(Engine):
         """Return the optimizer."""
         optimizer = IVON(
             bnn,
-            _LR if settings.lr is None else settings.lr,
+            settings.lr,
             num_data=settings.num_data,
             temperature=settings.temperature,
             hess_init=settings.hess_init,

@@ -32,6 +32,7 @@ class Pruned(Posterior):
     def __init__(self, posterior: Posterior, dropped: Tensor) -> None:
         super().__init__(posterior.layout)
         self.inner = posterior
+        self.factorized = posterior.factorized
         self.register_buffer("dropped", dropped)
 
     def mean(self) -> Tensor:

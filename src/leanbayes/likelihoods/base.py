@@ -64,6 +64,16 @@ class Likelihood(nn.Module, Generic[P]):
         """Return the prediction for outputs N(loc, variance). It is deterministic."""
         raise NotImplementedError  # abstract
 
+    def fisher_root(self, output: Tensor, y: Tensor, probe: Tensor) -> Tensor:
+        """Return L·probe, where L·Lᵀ is the Fisher information of p(y | output) with respect to the output.
+
+        Args:
+            output: The outputs of a batch.
+            y: The labels, which say only what does not count: the rows of ignored labels are 0.
+            probe: A vector for each example, of the shape of the output.
+        """
+        raise LeanBayesError(f"{type(self).__name__} has no Fisher information yet: give it a method fisher_root.")
+
     def logits(self, values: Tensor) -> Tensor | None:
         """Reshape logits, or values of their shape, to (outcomes, classes). Return None if outputs are not logits."""
         return None

@@ -67,6 +67,11 @@ class Bernoulli(Likelihood[BinaryPrediction]):
         probs, entropy = gaussian_means(functions, *mean_and_variance(output))
         return BinaryPrediction(1, None, probs, entropy)
 
+    def fisher_root(self, output: Tensor, y: Tensor, probe: Tensor) -> Tensor:
+        """Return √(p(1 - p))·probe."""
+        logits = as_float(output)
+        return (logits.sigmoid() * (-logits).sigmoid()).sqrt() * probe
+
     def logits(self, values: Tensor) -> Tensor:
         """Pair each logit with a logit of 0 for no: their softmax is the sigmoid."""
         return torch.stack([values.flatten(), torch.zeros_like(values).flatten()], -1)

@@ -80,6 +80,15 @@ class Categorical(Likelihood[ClassPrediction]):
         total = expected_cross_entropy(loc, variance, y.where(labeled, 0), labeled, key, samples)
         return NegativeLogLikelihood(total, self._observations(y))
 
+    def bounded_nll(self, output: Moments, y: Tensor) -> NegativeLogLikelihood:
+        """Return an upper bound of `expected_nll` without samples: log Σ_c exp(m_c + v_c/2) - m_y, by Jensen."""
+        loc, variance = (part.movedim(self.class_dim, -1) for part in mean_and_variance(output))
+        y = self.aligned(y)
+        labeled = y != self.ignore_index
+        chosen = loc.gather(-1, y.where(labeled, 0).unsqueeze(-1)).squeeze(-1)
+        terms = (loc + 0.5 * variance).logsumexp(-1) - chosen
+        return NegativeLogLikelihood((terms * labeled).sum(), self._observations(y))
+
     def gaussian_nll(self, output: Moments, y: Tensor) -> NegativeLogLikelihood:
         """Score one-hot labels by the mean and variance of the probabilities."""
         probs = single(output).softmax(self.class_dim)
@@ -109,6 +118,13 @@ class Categorical(Likelihood[ClassPrediction]):
             return *moved, None
         dim = self.class_dim + 1 if self.class_dim >= 0 else self.class_dim
         return *moved, output.common.to(loc.dtype).movedim(dim, -1)
+
+    def fisher_root(self, output: Tensor, y: Tensor, probe: Tensor) -> Tensor:
+        """Return L·probe with L = diag(√p) - p·√pᵀ, so that L·Lᵀ = diag(p) - p·pᵀ."""
+        probs = as_float(output).softmax(self.class_dim)
+        scaled = probs.sqrt() * probe
+        root = scaled - probs * scaled.sum(self.class_dim, keepdim=True)
+        return root * (self.aligned(y) != self.ignore_index).unsqueeze(self.class_dim)
 
     def logits(self, values: Tensor) -> Tensor:
         """Move the classes to the last dimension."""

@@ -7,6 +7,7 @@ Gradients are those of the expectation itself (Bonnet and Price), not of one sam
 so they are finite and correct at v = 0, and their noise does not grow as v shrinks.
 """
 
+import functools
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -141,11 +142,26 @@ def logit_noise(columns: int, samples: int = PREDICTION_SAMPLES) -> Tensor:
     if samples < 2 or samples % 2:
         raise LeanBayesError(f"samples={samples} must be even and at least 2: each sample comes with its negative.")
     generator = torch.Generator().manual_seed(0)
-    half = torch.randn(samples // 2, columns, generator=generator, dtype=torch.float64, device="cpu")
-    orthogonal, _ = torch.linalg.qr(half[:, : len(half)])
-    half = torch.cat([orthogonal, half[:, len(half) :]], 1)
-    half = half / half.square().mean(0).sqrt()
-    return torch.cat([half, -half])
+    with torch.inference_mode(False):  # the result is kept, and may be used for gradients later
+        half = torch.randn(samples // 2, columns, generator=generator, dtype=torch.float64, device="cpu")
+        orthogonal, _ = torch.linalg.qr(half[:, : len(half)])
+        half = torch.cat([orthogonal, half[:, len(half) :]], 1)
+        half = half / half.square().mean(0).sqrt()
+        return torch.cat([half, -half])
+
+
+def _noise_like(loc: Tensor, columns: int, samples: int) -> Tensor:
+    """Return the noise of the logits with the dtype and device of a tensor."""
+    if type(loc) is not Tensor or torch.compiler.is_compiling():  # such as the tensors of a tracer
+        return logit_noise(columns, samples).to(loc)
+    return _cached_noise(columns, samples, loc.dtype, loc.device)
+
+
+@functools.lru_cache(maxsize=16)
+def _cached_noise(columns: int, samples: int, dtype: torch.dtype, device: torch.device) -> Tensor:
+    # It is made on the CPU, and would take longer than a pass on a GPU. Tensors of inference mode have no gradients.
+    with torch.inference_mode(False):
+        return logit_noise(columns, samples).to(device, dtype)
 
 
 def softmax_means(loc: Tensor, variance: Tensor, common: Tensor | None = None) -> tuple[Tensor, Tensor]:
@@ -164,7 +180,7 @@ def softmax_means(loc: Tensor, variance: Tensor, common: Tensor | None = None) -
         return _means_of_many(loc, variance if common is None else variance + common.square().sum(0))
     std, classes = _root(variance), loc.shape[-1]
     probes = 0 if common is None else len(common)
-    both = logit_noise(probes + classes, prediction_samples(loc)).to(loc)
+    both = _noise_like(loc, probes + classes, prediction_samples(loc))
     probs, entropy = torch.zeros_like(loc), torch.zeros_like(loc[..., 0])
     for part in _chunks(both, loc.numel()):
         sampled = logit_samples(loc, std, common, part).softmax(-1)
@@ -195,7 +211,7 @@ def _means_of_many(loc: Tensor, variance: Tensor) -> tuple[Tensor, Tensor]:
     rest = exponent.exp()
     normalizer, weighted = rest.sum(-1), (rest * (loc - shift + variance.clamp_min(0))).sum(-1)
     centered, std = loc.gather(-1, top.indices) - shift, _root(variance.gather(-1, top.indices))
-    noise_of_top = logit_noise(_LARGEST, MAP_SAMPLES).to(loc).view(-1, *[1] * (loc.dim() - 1), _LARGEST)
+    noise_of_top = _noise_like(loc, _LARGEST, MAP_SAMPLES).view(-1, *[1] * (loc.dim() - 1), _LARGEST)
     of_top, inverse, entropy = torch.zeros_like(centered), torch.zeros_like(normalizer), torch.zeros_like(normalizer)
     for epsilon in _chunks(noise_of_top, centered.numel()):
         z = centered + std * epsilon

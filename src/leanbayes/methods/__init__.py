@@ -2,12 +2,19 @@
 
 from leanbayes.methods.baselines.abnn import ABNN
 from leanbayes.methods.baselines.batch_ensemble import BatchEnsemble
+from leanbayes.methods.baselines.cyclical_sgmcmc import CyclicalSGMCMC
 from leanbayes.methods.baselines.deterministic import Deterministic
 from leanbayes.methods.baselines.ensemble import Ensemble
+from leanbayes.methods.baselines.laplace import Laplace
+from leanbayes.methods.baselines.lp_bnn import LPBNN
 from leanbayes.methods.baselines.mc_dropout import MCDropout
 from leanbayes.methods.baselines.rank_one import RankOne
 from leanbayes.methods.baselines.rigl import RigL
 from leanbayes.methods.baselines.sngp import SNGP
+from leanbayes.methods.baselines.std_search import StdSearch
+from leanbayes.methods.baselines.swa import SWA
+from leanbayes.methods.baselines.swag import SWAG
+from leanbayes.methods.baselines.vbll import VBLL
 from leanbayes.methods.mean_field import MeanField
 from leanbayes.methods.pbn.pbn import PBN
 from leanbayes.methods.registry import describe_method, get_method, parse_method
@@ -18,18 +25,25 @@ from leanbayes.model.method import METHODS
 
 __all__ = [
     "ABNN",
+    "LPBNN",
     "METHODS",
     "PBN",
     "SNGP",
     "SSVI",
+    "SWA",
+    "SWAG",
+    "VBLL",
     "VDP",
     "BatchEnsemble",
+    "CyclicalSGMCMC",
     "Deterministic",
     "Ensemble",
+    "Laplace",
     "MCDropout",
     "MeanField",
     "RankOne",
     "RigL",
+    "StdSearch",
     "WeightSharing",
     "describe_method",
     "get_method",

@@ -108,18 +108,18 @@ def bayesianize(
     else:
         raise LeanBayesError(f"{type(method).__name__} has no Bayesian weights: leave select out.")
     seed = next(_SEEDS) if seed is None else seed
-    bnn = assemble(model, method, layout, report, likelihood or _default_likelihood(model), seed, variances)
+    bnn = assemble(model, method, layout, report, likelihood or default_likelihood(model), seed, variances)
     if data is not None:
         method.choose(bnn, data)
     return bnn
 
 
-def _default_likelihood(model: nn.Module) -> Likelihood[Any]:
-    """Return the likelihood of tokens if the network is one of transformers, or of peft, that says so."""
+def default_likelihood(model: nn.Module, ignore_index: int = -100) -> Likelihood[Any]:
+    """Return the likelihood of classes, or that of tokens if a network of transformers or peft says it has them."""
     can_generate, settings = getattr(model, "can_generate", None), getattr(model, "config", None)
     if callable(can_generate) and can_generate() and not getattr(settings, "is_encoder_decoder", False):
-        return CausalLM()
-    return Categorical(class_dim=-1 if getattr(model, "loss_type", None) in _TOKEN_LOSSES else 1)
+        return CausalLM(ignore_index)
+    return Categorical(ignore_index, class_dim=-1 if getattr(model, "loss_type", None) in _TOKEN_LOSSES else 1)
 
 
 @torch.inference_mode(False)

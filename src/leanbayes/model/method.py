@@ -35,7 +35,7 @@ class Stage:
 
     Attributes:
         method: The method that this part trains with.
-        share: Its share of the epochs.
+        share: Its share of the epochs. A stage with 0 takes no steps: only `start` is called.
         settings: Recipe settings that differ in this part.
 
     Example:
@@ -47,8 +47,8 @@ class Stage:
     settings: Mapping[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        if not 0 < self.share < math.inf:
-            raise LeanBayesError(f"share={self.share} must be a positive number.")
+        if not 0 <= self.share < math.inf:
+            raise LeanBayesError(f"share={self.share} must be a number of at least 0.")
 
 
 @dataclass
@@ -67,6 +67,7 @@ class Training:
         average: Returns the mean of a tensor over all processes. A hook passes everything that it derives from data
             through it, so that all processes make the same decision.
         autocast: Returns the context in which the loss is computed, for passes of a hook's own.
+        held_out: Returns batches (x, y) that are not trained on, to choose settings by.
 
     Example:
         >>> training = lb.Training(bnn, steps=1000, num_data=len(train_set), batches=lambda: loader)
@@ -83,6 +84,7 @@ class Training:
     batch: tuple[Any, Tensor] | None = None
     average: Callable[[Tensor], Tensor] = lambda tensor: tensor
     autocast: Callable[[], AbstractContextManager[Any]] = nullcontext
+    held_out: Callable[[], Iterable[Any]] = lambda: ()
 
 
 class Method:
@@ -96,6 +98,7 @@ class Method:
         engine: How means and stds are trained: "backprop" (gradients of the ELBO, with any optimizer) or "ivon" (the
             natural-gradient update, with `lb.IVON`).
         bayesian_weights: Whether weights move from the network into a posterior.
+        has_temperature: Whether its training weighs a KL by the temperature of the recipe.
         chooses_parameters: Whether `selected`, and not the user, says which parameters are Bayesian. None is a weight.
 
     Example:
@@ -107,6 +110,7 @@ class Method:
     samples: int = 30
     engine: str = "backprop"
     bayesian_weights: bool = True
+    has_temperature: bool = True
     chooses_parameters: bool = False
 
     @property

@@ -2,7 +2,7 @@
 
 import functools
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, Literal
 
 import torch
@@ -15,6 +15,7 @@ from leanbayes.core.parts import local_part
 from leanbayes.errors import LeanBayesError, NotFiniteError
 from leanbayes.likelihoods import Likelihood
 from leanbayes.model.bayesian import BayesianModel
+from leanbayes.model.defaults import defaults_for
 from leanbayes.model.prediction import MOST_SAMPLES
 from leanbayes.rules import Moments, moments_of
 
@@ -27,7 +28,7 @@ def elbo_loss(
     *,
     num_data: int,
     likelihood: Likelihood[Any] | None = None,
-    temperature: float | Tensor = 1.0,
+    temperature: float | Tensor | None = None,
     samples: int = 1,
     over: Literal["accumulate", "fold"] = "accumulate",
     generator: torch.Generator | None = None,
@@ -42,12 +43,15 @@ def elbo_loss(
 
     Args:
         model: A `BayesianModel`, or DistributedDataParallel or torch.compile around one.
-        x: A batch of inputs: a tensor, or a tuple or dict of tensors.
+        x: A batch of inputs: a tensor, or a tuple or dict of tensors. An entry "labels" that is `y` itself is left out.
         y: The labels.
         num_data: The number of training examples, by which the KL is divided. A KL that is a mean, as
             `lb.PBN(kl="mean")` has it, is not divided: the temperature is then its weight relative to the mean NLL.
         likelihood: Another likelihood for this loss than the model's own. It may not have parameters.
-        temperature: The weight of the KL; 1 is the ELBO. A tensor may change without recompilation.
+        temperature: The weight of the KL; 1 is the ELBO. None means the default of the model's engine, as in `lb.fit`
+            and on the command line: 1 for "ivon"; for "backprop" 0.01 for classes and 0.1 for a regression, because
+            networks with more weights than examples are far too uncertain at 1. A tensor may change without
+            recompilation.
         samples: The number of Monte Carlo samples to average. Under the rule "moments", which has no noise in the
             network, they are samples of the expected likelihood.
         over: "accumulate" runs the samples one after the other and keeps the gradient of each instead of its graph, so
@@ -69,7 +73,11 @@ def elbo_loss(
     """
     bnn = unwrap(model)
     used = bnn.likelihood if likelihood is None else _checked_likelihood(bnn, likelihood)
+    if temperature is None:
+        temperature = defaults_for(bnn.method.engine, used).temperature
     _check_arguments(bnn, x, y, num_data, temperature, samples, over)
+    if isinstance(x, Mapping) and x.get("labels") is y:  # a network of transformers would compute a loss of its own
+        x = {name: value for name, value in x.items() if name != "labels"}
     members = bnn.separate_members
     by_optimizer = bnn.method.engine == "ivon"  # which the gradient of the KL is left to
     if torch.is_grad_enabled():

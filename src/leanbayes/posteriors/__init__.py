@@ -1,6 +1,9 @@
 """How q(w) is stored. Each posterior is a module over the flat weight vector of a `Layout`."""
 
 from leanbayes.posteriors.base import DiagonalGaussian, Posterior
+from leanbayes.posteriors.full import FullPosterior
+from leanbayes.posteriors.latent_factors import LatentFactors
+from leanbayes.posteriors.low_rank import LowRankPosterior
 from leanbayes.posteriors.mean_field import MeanFieldPosterior
 from leanbayes.posteriors.multiplicative import MultiplicativePosterior
 from leanbayes.posteriors.partial import PartialPosterior
@@ -9,11 +12,15 @@ from leanbayes.posteriors.rank_one_factors import CauchyFactors, GaussianFactors
 from leanbayes.posteriors.row import RowPosterior
 from leanbayes.posteriors.shared.shared import SharedPosterior
 from leanbayes.posteriors.subspace.subspace import SparsePointPosterior, SubspacePosterior
+from leanbayes.posteriors.unfitted import UnfittedPosterior
 
 __all__ = [
     "CauchyFactors",
     "DiagonalGaussian",
+    "FullPosterior",
     "GaussianFactors",
+    "LatentFactors",
+    "LowRankPosterior",
     "MeanFieldPosterior",
     "MultiplicativePosterior",
     "PartialPosterior",
@@ -23,4 +30,5 @@ __all__ = [
     "SharedPosterior",
     "SparsePointPosterior",
     "SubspacePosterior",
+    "UnfittedPosterior",
 ]

@@ -41,6 +41,14 @@ class BoundPrior(nn.Module):
         """Return the sum of the log densities of all weights, or of those at the given positions."""
         raise NotImplementedError  # abstract
 
+    def set_scale(self, scale: float) -> None:
+        """Set a scale that is left open."""
+
+    @property
+    def is_open(self) -> bool:
+        """Whether the scale is left open, for data to choose."""
+        return False
+
     def choose_scale(self, loss_weight: float) -> None:
         """Set a scale that is left open, for a loss with this weight relative to the KL."""
 

@@ -128,9 +128,16 @@ class _BoundNormal(BoundPrior):
         self.register_buffer("chosen_scale", torch.tensor(scale, dtype=torch.float64) if is_auto else None)
 
     def choose_scale(self, loss_weight: float) -> None:
+        self.set_scale(1 / math.sqrt(_WEIGHT_DECAY * loss_weight))
+
+    def set_scale(self, scale: float) -> None:
         if self.chosen_scale is not None:
-            self.scale = 1 / math.sqrt(_WEIGHT_DECAY * loss_weight)
-            self.chosen_scale.fill_(self.scale)
+            self.scale = scale
+            self.chosen_scale.fill_(scale)
+
+    @property
+    def is_open(self) -> bool:
+        return self.chosen_scale is not None
 
     def _load_from_state_dict(self, *args: Any, **kwargs: Any) -> None:
         super()._load_from_state_dict(*args, **kwargs)

@@ -1,4 +1,4 @@
-"""An exponential moving average of the parameters of a model in training.
+"""An average of the parameters of a model in training: exponential, or with equal weights.
 
 The average is kept beside the model. `averaged` puts it into the model for an evaluation, and `adopt` for good.
 
@@ -22,20 +22,25 @@ class MovingAverage:
     """Averages the trainable parameters of a model, and the statistics of its BatchNorm layers.
 
     After step t (from 0), average ← d·average + (1 - d)·parameters with d = min(decay, (1 + t)/(10 + t)), so that the
-    initial parameters are soon forgotten. Averages of half-precision parameters are kept in float32.
+    initial parameters are soon forgotten. With equal weights, d = t/(t + 1): the mean of the parameters after all
+    steps (stochastic weight averaging, SWA). Averages of half-precision parameters are kept in float32.
 
     If a sparse posterior exchanges weights, the averages of the remaining weights move with them, and that of a new
     weight starts from its current value.
 
     Args:
         bnn: The model. Its parameters change in place.
-        decay: The largest d.
+        decay: The largest d, or "equal".
         reduce: Returns the mean of a tensor over all processes. Their parameters are equal, but not their statistics.
         saved: The tensors of an earlier average to continue from, or None to start from the current parameters.
     """
 
     def __init__(
-        self, bnn: BayesianModel, decay: float, reduce: Callable[[Tensor], Tensor], saved: list[Tensor] | None = None
+        self,
+        bnn: BayesianModel,
+        decay: float | str,
+        reduce: Callable[[Tensor], Tensor],
+        saved: list[Tensor] | None = None,
     ) -> None:
         self._bnn, self._decay, self._reduce = bnn, decay, reduce
         self._start()
@@ -63,7 +68,7 @@ class MovingAverage:
             return
         if _version(self._bnn) != self._version:
             self._follow_exchange()
-        decay = min(self._decay, (1 + step) / (10 + step))
+        decay = step / (step + 1) if isinstance(self._decay, str) else min(self._decay, (1 + step) / (10 + step))
         values = [tensor.to(mine.dtype) for tensor, mine in zip(self._tensors(), self._averages, strict=True)]
         torch._foreach_lerp_(self._averages, values, 1 - decay)
 

@@ -116,7 +116,7 @@ def fit(
         KeyboardInterrupt: Ctrl-C, SIGTERM or SIGHUP has stopped the run, after a checkpoint if `out` is given.
 
     Example:
-        >>> bnn = lb.fit(network, lb.MeanField(), train_set, epochs=30, temperature=0.01, out="runs/first")
+        >>> bnn = lb.fit(network, lb.MeanField(), train_set, epochs=30, out="runs/first")
         >>> bnn.predict(x).probs  # the probabilities of the classes
     """
     changed = (recipe or Recipe()).changed(settings)
@@ -129,6 +129,7 @@ def fit(
     elif not isinstance(data, Data):
         data = from_datasets(data, outputs=0)
     found: Data = data
+    changed = changed.for_task(method.engine, likelihood or data.likelihood())
     trackers = checked_trackers(log_with, folder)
 
     def train(temperature: float, folder: Path | None, overwrite: bool = overwrite) -> tuple[BayesianModel, float]:
@@ -139,9 +140,9 @@ def fit(
             run = Run(model, method, found, own, accelerator, folder, likelihood, select, dict(notes or {}), on_log)
             return run.train(overwrite, progress and accelerator.is_main_process), run.held_out_nll()
 
-    if changed.temperature != "auto":
+    if changed.temperature is not None and changed.temperature != "auto":
         return train(changed.temperature, folder)[0]
-    if not method.bayesian_weights or method.rule == "mean":  # there is no KL
+    if not method.bayesian_weights or method.rule == "mean" or not method.has_temperature:  # there is no KL
         return train(1.0, folder)[0]
     chosen = None if folder is None or overwrite else chosen_temperature(folder)
     if chosen is not None:

@@ -50,7 +50,7 @@ class Journal:
         self._record, self._progress, self._checkpoints, self._on_log = record, progress, checkpoints, on_log
         self._accelerator, self._batch_size = accelerator, batch_size
         self.steps_done = self._steps_now = 0
-        self._estimate_start = 0.0
+        self._estimate_start, self._said_long = 0.0, False
         self._clock = Clock(accelerator.device)
         if state is not None:
             self.steps_done = state["steps_done"]
@@ -105,13 +105,14 @@ class Journal:
         self._steps_now += 1
         if self._steps_now == _ESTIMATED[0]:
             self._estimate_start = self.seconds()
-        elif self._steps_now == _ESTIMATED[1]:
-            self._say_if_long((self.seconds() - self._estimate_start) / (_ESTIMATED[1] - _ESTIMATED[0]))
+        elif self._steps_now == _ESTIMATED[1] and not self._said_long:
+            self.say_if_long((self.seconds() - self._estimate_start) / (_ESTIMATED[1] - _ESTIMATED[0]))
 
-    def _say_if_long(self, seconds: float) -> None:
-        """Say at the start of a training that it will take hours."""
+    def say_if_long(self, seconds: float) -> None:
+        """Say that the training will take hours, if the seconds of a step make it so."""
         left = seconds * (self._progress.total - self.steps_done)
         if left > _LONG:
+            self._said_long = True
             self.say(
                 f"This training takes about {duration(left)} on this machine ({self._progress.total:,} steps of "
                 f"{seconds:.2g} s): for a first try, use fewer epochs, a smaller network or data set, or a GPU."

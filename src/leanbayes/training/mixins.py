@@ -13,6 +13,7 @@ from leanbayes.errors import LeanBayesError
 from leanbayes.evaluation.scores import Scores, ignored
 from leanbayes.likelihoods import RegressionPrediction
 from leanbayes.model.bayesian import BayesianModel
+from leanbayes.model.defaults import defaults_for
 from leanbayes.model.method import Training
 from leanbayes.model.objective import elbo_loss, unwrap
 
@@ -23,17 +24,19 @@ class _Loop:
     Args:
         bnn: The model.
         num_data: The number of training examples.
-        temperature: The weight of the KL.
+        temperature: The weight of the KL, or None for the default of the engine.
         labels_per_example: The labeled tokens or pixels of an example.
     """
 
-    def __init__(self, bnn: BayesianModel, num_data: int, temperature: float, labels_per_example: float) -> None:
+    def __init__(self, bnn: BayesianModel, num_data: int, temperature: float | None, labels_per_example: float) -> None:
+        if temperature is None:
+            temperature = defaults_for(bnn.method.engine, bnn.likelihood).temperature
         stages = bnn.method.stages()
         if len(stages) > 1:
             raise LeanBayesError(
                 f"{type(bnn.method).__name__} trains in {len(stages)} stages, which other loops lack: use lb.fit."
             )
-        self.training = Training(bnn, steps=1, num_data=num_data, temperature=temperature)
+        self.training = Training(bnn, steps=1, num_data=num_data, temperature=temperature, average=_average)
         self.labels_per_example, self.resumed = labels_per_example, False
 
     def start(self, lr: float, make: Callable[[list[dict[str, Any]]], torch.optim.Optimizer]) -> torch.optim.Optimizer:
@@ -73,6 +76,15 @@ class _Loop:
         return prediction, y, scores.compute()
 
 
+def _average(tensor: Tensor) -> Tensor:
+    """Return the mean of a tensor over all processes, so that a method decides the same in each."""
+    if not torch.distributed.is_available() or not torch.distributed.is_initialized():
+        return tensor
+    tensor = tensor.clone()
+    torch.distributed.all_reduce(tensor)
+    return tensor / torch.distributed.get_world_size()
+
+
 class TrainerMixin:
     """Makes a `transformers.Trainer` train a Bayesian model. Put it before the trainer among the base classes.
 
@@ -85,7 +97,7 @@ class TrainerMixin:
     Args:
         *args: The arguments of the trainer.
         num_data: The number of training examples. By default the length of `train_dataset`.
-        temperature: The weight of the KL.
+        temperature: The weight of the KL. None means the default of the engine, as in `lb.fit`.
         samples: The number of samples of an evaluation. By default the method's.
         **kwargs: The arguments of the trainer.
 
@@ -103,7 +115,7 @@ class TrainerMixin:
         self,
         *args: Any,
         num_data: int | None = None,
-        temperature: float = 1.0,
+        temperature: float | None = None,
         samples: int | None = None,
         **kwargs: Any,
     ) -> None:
@@ -180,7 +192,7 @@ class LightningMixin:
         model: The Bayesian model, as the attribute `bnn`.
         num_data: The number of training examples.
         lr: The learning rate. By default 1e-3, or 0.1 with `engine="ivon"`.
-        temperature: The weight of the KL.
+        temperature: The weight of the KL. None means the default of the engine, as in `lb.fit`.
         samples: The number of samples of an evaluation. By default the method's.
         labels_per_example: The labeled tokens or pixels of an example, which `lb.IVON` needs: the loss is their mean.
 
@@ -198,7 +210,7 @@ class LightningMixin:
         *,
         num_data: int,
         lr: float | None = None,
-        temperature: float = 1.0,
+        temperature: float | None = None,
         samples: int | None = None,
         labels_per_example: float = 1.0,
     ) -> None:

@@ -28,14 +28,21 @@ class StagePlan:
 def plan_stages(method: Method, recipe: Recipe) -> list[StagePlan]:
     """Return the stages of a method, with the epochs of the recipe divided among them by their shares."""
     stages = method.stages()
-    total = sum(stage.share for stage in stages)
+    total = sum(stage.share for stage in stages) or 1.0
     ends, reached = [0], 0.0
     for stage in stages:
         reached += stage.share
         ends.append(round(recipe.epochs * reached / total))
+    for number, stage in enumerate(stages):  # each that trains has an epoch, if there are enough
+        ends[number + 1] = max(ends[number + 1], ends[number] + (stage.share > 0))
+    left = recipe.epochs if any(stage.share for stage in stages) else 0
+    for number, stage in reversed([*enumerate(stages)]):
+        ends[number + 1] = min(ends[number + 1], left)
+        left = ends[number + 1] - (stage.share > 0)
     epochs = [end - start for start, end in pairwise(ends)]
-    if min(epochs, default=0) < 1:
-        raise LeanBayesError(f"epochs={recipe.epochs} are too few for {len(stages)} stages: each needs at least one.")
+    trained = [count for stage, count in zip(stages, epochs, strict=True) if stage.share]
+    if min(trained, default=1) < 1:
+        raise LeanBayesError(f"epochs={recipe.epochs} are too few for {len(trained)} stages: each needs at least one.")
     return [
         StagePlan(number, stage.method, _stage_recipe(recipe, stage), count)
         for number, (stage, count) in enumerate(zip(stages, epochs, strict=True))

@@ -10,7 +10,9 @@ import torch
 from leanbayes.core import config
 from leanbayes.engines import OptimizerSettings, make_optimizers
 from leanbayes.errors import LeanBayesError
+from leanbayes.likelihoods import Likelihood
 from leanbayes.model.bayesian import BayesianModel
+from leanbayes.model.defaults import defaults_for
 
 
 def _setting(default: Any, *, whole_run: bool = False, free_on_resume: bool = False, **metadata: Any) -> Any:
@@ -38,23 +40,27 @@ class Recipe:
             CIFAR; "trivial" adds TrivialAugment (see `leanbayes.data.Augment`); "none" leaves images as they are.
         optimizer: optimizer of the means, norms and biases under the engine backprop, where Adam trains the stds. The
             engine ivon is itself an optimizer.
-        lr: learning rate of the means. None means 0.1 for sgd, 0.001 for adamw and 1 for the engine ivon.
+        lr: learning rate of the means. None means 0.1 for sgd, 0.001 for adamw, and 1 for the engine ivon, or 0.1 for a
+            regression.
         weight_decay: weight decay of the means. None means 0.0005 for sgd and 0.01 for adamw. Under the engine ivon the
             prior takes its place, and 0.0005 is that of norms, biases and deterministic weights.
         scale_lr: learning rate of the stds of the posterior, and of the noise of the data if it is learned.
         hess_init: curvature that the engine ivon starts the stds from. None chooses it by the number of examples.
         warmup: share of the steps in which the learning rates rise from 0. Then they fall as a cosine.
+        lr_high: fraction of the learning rates at which a cosine starts.
+        lr_low: fraction of the learning rates at which a cosine ends. If equal to lr_high, the rates are constant.
+        cycles: number of cosines, one after the other.
         temperature: weight of the KL, or auto to train with 1, 0.1, 0.01 and 0.001 and keep the model with the best
-            held-out likelihood, at four times the cost. 1 is the plain ELBO, which targets the Bayesian posterior.
-            Under the engine backprop, networks with more weights than examples usually need a colder one, e.g. 0.01.
+            held-out likelihood, at four times the cost. 1 is the plain ELBO, which targets the Bayesian posterior. None
+            means 1 for the engine ivon, and for backprop 0.01 for classes and 0.1 for a regression.
         temperature_warmup: share of the steps in which the temperature rises linearly from 0. Under the engine ivon the
             temperature is constant.
         temperature_end: temperature of the last step, reached linearly after the warmup. None means that it stays.
         samples: Monte Carlo samples of the weights per training step.
         clip: largest norm of the gradient. A larger gradient is scaled down.
-        average: decay per step, e.g. 0.999, of an exponential moving average of all trainable parameters. Each stage
-            ends with the averaged model, which is also the one that is evaluated during training. None means no
-            average.
+        average: decay per step, e.g. 0.999, of an exponential moving average of all trainable parameters, or equal to
+            average all steps of a stage with equal weights (SWA). Each stage ends with the averaged model, which is
+            also the one that is evaluated during training. None means no average.
         precision: number format of the network's arithmetic. None means that of `accelerate launch`, or fp32.
         compile: run the loss through torch.compile and, on one GPU, the whole step as a CUDA graph. The first steps
             take a minute, the others are faster. What Python does in a step of the graph is done only once.
@@ -74,7 +80,7 @@ class Recipe:
         LeanBayesError: A value is of the wrong type or out of range.
 
     Example:
-        >>> recipe = lb.Recipe(epochs=60, optimizer="sgd", temperature=0.01)
+        >>> recipe = lb.Recipe(epochs=60, optimizer="sgd")
         >>> bnn = lb.fit(network, lb.MeanField(), train_set, recipe=recipe, seed=1)
     """
 
@@ -88,12 +94,15 @@ class Recipe:
     scale_lr: float = 1e-2
     hess_init: float | None = _setting(None, former_default=None)
     warmup: float = 0.05
-    temperature: float | Literal["auto"] = 1.0
+    lr_high: float = _setting(1.0, former_default=1.0)
+    lr_low: float = _setting(0.0, former_default=0.0)
+    cycles: int = _setting(1, former_default=1)
+    temperature: float | Literal["auto"] | None = None
     temperature_warmup: float = 0.5
     temperature_end: float | None = None
     samples: int = 1
     clip: float | None = None
-    average: float | None = _setting(None, former_default=None)
+    average: float | Literal["equal"] | None = _setting(None, former_default=None)
     # A resumed run compares the precision in use, which accelerate may choose.
     precision: Literal["fp32", "bf16", "fp16"] | None = _setting(None, whole_run=True, free_on_resume=True)
     compile: bool = False
@@ -110,18 +119,20 @@ class Recipe:
     seed: int = _setting(0, whole_run=True)
 
     def __post_init__(self) -> None:
-        for name in ("epochs", "batch_size", "accumulate", "samples", "keep", "log_every"):
+        for name in ("epochs", "batch_size", "accumulate", "cycles", "samples", "keep", "log_every"):
             self._check(name, 1, integer=True)
         for name in ("workers", "evaluate_every"):
             self._check(name, 0, integer=True)
-        for name in ("scale_lr", "checkpoint_minutes", *(("temperature",) if self.temperature != "auto" else ())):
+        for name in ("scale_lr", "checkpoint_minutes"):
             self._check(name, 0)
-        for name in ("warmup", "temperature_warmup"):
+        if self.temperature not in ("auto", None):
+            self._check("temperature", 0)
+        for name in ("warmup", "lr_high", "lr_low", "temperature_warmup"):
             self._check(name, 0, 1)
         for name in ("lr", "weight_decay", "hess_init", "temperature_end", "clip", "checkpoint_steps"):
             if getattr(self, name) is not None:
                 self._check(name, 1 if name == "checkpoint_steps" else 0, integer=name == "checkpoint_steps")
-        if self.average is not None:
+        if self.average not in (None, "equal"):
             self._check("average", 0, 1)
         for name, choices in (
             ("augment", ("standard", "trivial", "none")),
@@ -146,7 +157,7 @@ class Recipe:
         return config.change(self, settings)
 
     def lr_factor(self, step: int, steps: int) -> float:
-        """Return the factor of the learning rates in a step: a linear rise, then a cosine to 0.
+        """Return the factor of the learning rates in a step: a linear rise to `lr_high`, then cosines to `lr_low`.
 
         Args:
             step: The number of the step, from 0.
@@ -154,8 +165,9 @@ class Recipe:
         """
         rise = self.warmup * steps
         if step + 1 < rise:
-            return (step + 1) / rise
-        return 0.5 * (1 + math.cos(math.pi * (step - rise) / max(steps - rise, 1))) if step > rise else 1.0
+            return self.lr_high * ((step + 1) / rise)
+        done = (step - rise) / max(steps - rise, 1) if step > rise else 0.0
+        return self.lr_low + (self.lr_high - self.lr_low) * 0.5 * (1 + math.cos(math.pi * (done * self.cycles % 1.0)))
 
     def temperature_at(self, step: int, steps: int) -> float:
         """Return the temperature in a step: a linear rise to `temperature`, then linear to `temperature_end`, if set.
@@ -164,7 +176,9 @@ class Recipe:
             step: The number of the step, from 0.
             steps: The number of steps.
         """
-        temperature, rise = self._known_temperature(), self.temperature_warmup * steps
+        if self.temperature is None or self.temperature == "auto":
+            raise LeanBayesError(f"temperature={self.temperature!r} is chosen by lb.fit: give a number here.")
+        temperature, rise = self.temperature, self.temperature_warmup * steps
         if step + 1 < rise:
             return temperature * (step + 1) / rise
         if self.temperature_end is None:
@@ -172,10 +186,11 @@ class Recipe:
         done = (step - rise) / max(steps - rise, 1) if step > rise else 0.0
         return temperature + done * (self.temperature_end - temperature)
 
-    def _known_temperature(self) -> float:
-        if self.temperature == "auto":
-            raise LeanBayesError("temperature='auto' is chosen by lb.fit: give a number here.")
-        return self.temperature
+    def for_task(self, engine: str, likelihood: Likelihood) -> Self:
+        """Return the recipe with the temperature that an engine has by default for a likelihood, unless it is set."""
+        if self.temperature is not None:
+            return self
+        return self.changed({"temperature": defaults_for(engine, likelihood).temperature})
 
     def optimizers(self, bnn: BayesianModel, num_data: int, *, keep_std: bool = False) -> list[torch.optim.Optimizer]:
         """Return the optimizers that the engine of the model's method trains it with.
@@ -189,7 +204,10 @@ class Recipe:
             LeanBayesError: No parameter of the model requires a gradient, or the engine cannot train this posterior.
         """
         names = ("optimizer", "lr", "weight_decay", "scale_lr", "hess_init")
-        settings = {name: getattr(self, name) for name in names} | {"temperature": self._known_temperature()}
+        temperature = self.for_task(bnn.method.engine, bnn.likelihood).temperature
+        if temperature == "auto":
+            raise LeanBayesError("temperature='auto' is chosen by lb.fit: give a number here.")
+        settings = {name: getattr(self, name) for name in names} | {"temperature": temperature}
         return make_optimizers(bnn, OptimizerSettings(num_data=num_data, keep_std=keep_std, **settings))
 
 
@@ -215,12 +233,15 @@ class RecipeSettings(TypedDict, total=False):
     scale_lr: float
     hess_init: float | None
     warmup: float
-    temperature: float | Literal["auto"]
+    lr_high: float
+    lr_low: float
+    cycles: int
+    temperature: float | Literal["auto"] | None
     temperature_warmup: float
     temperature_end: float | None
     samples: int
     clip: float | None
-    average: float | None
+    average: float | Literal["equal"] | None
     precision: Literal["fp32", "bf16", "fp16"] | None
     compile: bool
     channels_last: bool

@@ -29,9 +29,10 @@ from leanbayes.errors import FileFormatError, LeanBayesError
 from leanbayes.evaluation import evaluate
 from leanbayes.likelihoods import Likelihood
 from leanbayes.model.bayesian import BayesianModel
-from leanbayes.model.conversion import bayesianize
+from leanbayes.model.conversion import bayesianize, default_likelihood
 from leanbayes.model.method import Method, Training
 from leanbayes.training.checkpoints import Checkpoints, TrainingState
+from leanbayes.training.estimate import pass_seconds
 from leanbayes.training.identity import check_same_run, identity
 from leanbayes.training.journal import Journal
 from leanbayes.training.loop import Loop
@@ -78,7 +79,10 @@ class Run:
         if recipe.channels_last:
             model = copy.deepcopy(model).to(memory_format=torch.channels_last)  # type: ignore[call-overload]
         self._network, self._method, self._data, self._recipe = model, method, data, recipe
-        self._accelerator, self._likelihood, self._select = accelerator, likelihood or data.likelihood(), select
+        if likelihood is None:
+            regression = data.task == "regression"
+            likelihood = data.likelihood() if regression else default_likelihood(model, data.ignore_index)
+        self._accelerator, self._likelihood, self._select = accelerator, likelihood, select
         self._folder = folder
         self._problem = ""  # what is wrong with the model file of the finished run
         self._checkpoints = None if folder is None else Checkpoints(folder / CHECKPOINTS, recipe.keep)
@@ -136,7 +140,7 @@ class Run:
             torch.cuda.reset_peak_memory_stats(self._accelerator.device)
         first = self._accelerator.is_main_process
         tensorboard = self._folder / TENSORBOARD if self._folder is not None and first else None
-        name, steps = type(self._method).__name__, self._recipe.epochs * len(self._batches)
+        name, steps = type(self._method).__name__, sum(plan.epochs for plan in self._plans) * len(self._batches)
         done = state["steps_done"] if state else 0
         with (
             Progress(name, steps, shown, tensorboard, done) as progress,
@@ -151,12 +155,26 @@ class Run:
             with journal.recording():
                 with StopSignals(self._folder is not None, repeated=self._accelerator.num_processes > 1) as stop:
                     journal.running()
+                    if shown:
+                        self._say_if_long(journal)
                     for plan in self._plans[state["stage"] if state else 0 :]:
                         bnn = self._train_stage(plan, bnn, state, journal, stop)
                         state = None
                 assert bnn is not None
                 self._finish(bnn, journal)
         return bnn
+
+    def _say_if_long(self, journal: Journal) -> None:
+        """Say before the first step that the training will take hours, by a pass of the plain network.
+
+        The first passes on a GPU are slow, and several processes share the work: there, the first steps are timed.
+        """
+        if self._accelerator.device.type != "cpu" or self._accelerator.num_processes > 1:
+            return
+        seconds = pass_seconds(self._network, self._likelihood, self._batches)
+        if seconds is not None:
+            passes = self._recipe.accumulate * getattr(self._method, "members", self._recipe.samples)
+            journal.say_if_long(seconds * passes)
 
     def held_out_nll(self) -> float:
         """Return the NLL of the trained model on the held-out split, nan if it has none."""
@@ -283,16 +301,22 @@ class Run:
             plan.epochs * len(self._batches),
             self._batches.examples,
             self._plain_batches,
+            held_out=self._all_held_out,
             average=self._average,
             autocast=self._accelerator.autocast,
         )
+        journal.stage(type(plan.method).__name__)
         if state is None:
+            if not training.steps:
+                journal.start()  # what follows is all that the stage does
             plan.method.start(training)
             bnn = training.model.to(self._accelerator.device).train()  # `start` may have replaced it
         else:
             training.step = state["step"]
+        if not training.steps:  # nor a checkpoint: a resumed run starts the stage again
+            journal.epoch_done(None)
+            return bnn
         training.optimizers = plan.recipe.optimizers(bnn, training.num_data, keep_std=state is not None)
-        journal.stage(type(plan.method).__name__)
         Loop(plan, training, self._batches, self._accelerator, journal, self._validate, stop, state).run()
         return bnn
 
@@ -325,7 +349,9 @@ class Run:
         journal.add_costs(costs)
         scores = self._validate(bnn, samples=None)
         journal.finish(scores)
-        problem = posterior_problem(scores, bnn.method, float(self._recipe.temperature), self._data)
+        temperature = self._recipe.temperature
+        assert isinstance(temperature, (int, float))  # `fit` has chosen it
+        problem = posterior_problem(scores, bnn.method, temperature, self._data)
         if problem is not None:
             journal.say(problem)
         self._accelerator.wait_for_everyone()
@@ -341,6 +367,10 @@ class Run:
     def _plain_batches(self) -> Iterable[tuple[Any, Tensor]]:
         """Return training batches (x, y) without augmentation, the same in every process."""
         return self._in_batches(self._data.train, True, augment=False).epoch()
+
+    def _all_held_out(self) -> Iterable[tuple[Any, Tensor]]:
+        """Return the held-out batches (x, y), the same in every process."""
+        return self._in_batches(self._data.validation, False).epoch()
 
     def _average(self, tensor: Tensor) -> Tensor:
         """Return the mean of a tensor over all processes."""

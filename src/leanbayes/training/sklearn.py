@@ -67,7 +67,7 @@ class _Estimator(BaseEstimator):
             batch_size=size,
             lr=self.lr or (0.1 if method.engine == "ivon" else 1e-2),
             scale_lr=3e-2,  # few steps must find the noise of the targets
-            temperature=self.temperature or (0.1 if y.is_floating_point() else 0.03),
+            temperature=self.temperature,
             evaluate_every=0,
             log_every=1_000_000,
             seed=self._seed,
@@ -98,7 +98,8 @@ class BayesianRegressor(RegressorMixin, _Estimator):
         batch_size: Number of examples per step.
         lr: Learning rate. None means 0.01, and 0.1 for the engine ivon.
         temperature: Weight of the KL. 1 is the Bayesian posterior, which is too wide for networks with more weights
-            than examples. None means 0.1 for a regression, and 0.03 for classes.
+            than examples. None means the default of `lb.fit`: 0.1 for a regression and 0.01 for classes, and 1 for the
+            engine ivon.
         samples: Monte Carlo samples of a prediction.
         random_state: The seed of initial weights, order and noise. None means another one in each call of `fit`.
 
@@ -160,7 +161,8 @@ class BayesianClassifier(ClassifierMixin, _Estimator):
         batch_size: Number of examples per step.
         lr: Learning rate. None means 0.01, and 0.1 for the engine ivon.
         temperature: Weight of the KL. 1 is the Bayesian posterior, which is too wide for networks with more weights
-            than examples. None means 0.1 for a regression, and 0.03 for classes.
+            than examples. None means the default of `lb.fit`: 0.1 for a regression and 0.01 for classes, and 1 for the
+            engine ivon.
         samples: Monte Carlo samples of a prediction.
         random_state: The seed of initial weights, order and noise. None means another one in each call of `fit`.
 

@@ -11,9 +11,9 @@ from leanbayes.core.arguments import checked
 from leanbayes.core.quantization import Precision
 from leanbayes.deploy.compact.compact_file import CompactFile, write_compact
 from leanbayes.deploy.compact.search import Batches, Goal, parse_size, search
-from leanbayes.deploy.compact.validation_nll import validation_nll
 from leanbayes.errors import LeanBayesError
 from leanbayes.model.bayesian import BayesianModel
+from leanbayes.model.validation_nll import validation_nll
 
 
 @checked("data", target_size="a number of bytes, or a size such as '50 KB'")

@@ -6,6 +6,7 @@ ensemble         Deep ensembles.
 rigl             RigL: sparse training without uncertainty.
 batch_ensemble   BatchEnsemble: members that share weights; rank_one_network has their factors.
 rank_one         Rank-1 Bayesian networks: BatchEnsemble with random factors.
+lp_bnn           LP-BNN: BatchEnsemble with factors from small autoencoders.
 abnn             ABNN: a trained network with noise in its normalization layers.
 sngp             SNGP: bounded layers, and a Gaussian process in place of the last one.
 """

@@ -59,8 +59,8 @@ class SNGP(Method):
     bayesian_weights = False
 
     def __post_init__(self) -> None:
-        if not 1 <= self.features <= 1 << 14:
-            raise LeanBayesError(f"features={self.features} must be at least 1 and at most {1 << 14:,}.")
+        if not 1 <= self.features <= 1 << 12:  # the covariance has the square of it
+            raise LeanBayesError(f"features={self.features} must be at least 1 and at most {1 << 12:,}.")
         for name in ("length_scale", "amplitude", "norm_bound", "ridge"):
             if not 0 < getattr(self, name) < math.inf:
                 raise LeanBayesError(f"{name}={getattr(self, name)} must be a positive number.")
@@ -112,12 +112,34 @@ class _Current:
     key: Tensor | None = None
 
 
+class RandomFeatures(nn.Module):
+    """Φ: random features of a Gaussian kernel. They follow from the seed, so files need not have them."""
+
+    frequencies: Tensor
+    phases: Tensor
+
+    def __init__(self, method: SNGP, inputs: int, generator: torch.Generator, like: Tensor) -> None:
+        super().__init__()
+        self.amplitude = method.amplitude
+        width = method.length_scale * math.sqrt(inputs)
+        seeded: dict[str, Any] = {"generator": generator, "dtype": torch.float64}
+        frequencies = torch.randn(method.features, inputs, **seeded) / width
+        phases = 2 * math.pi * torch.rand(method.features, **seeded)
+        self.register_buffer("frequencies", frequencies.to(like), persistent=False)
+        self.register_buffer("phases", phases.to(like), persistent=False)
+
+    def forward(self, h: Tensor) -> Tensor:
+        """Return Φ(h), in single precision at least, because the cosine of a large number needs it."""
+        with torch.autocast(h.device.type, enabled=False):
+            h = h.to(torch.promote_types(h.dtype, torch.float32))
+            angles = F.linear(F.layer_norm(h, h.shape[-1:]), self.frequencies.to(h), self.phases.to(h))
+            return angles.cos() * (self.amplitude * math.sqrt(2 / len(self.phases)))
+
+
 class GaussianProcessNetwork(StochasticNetwork):
     """A network whose last linear layer is a Gaussian process on random features."""
 
     covariance: Tensor
-    frequencies: Tensor
-    phases: Tensor
 
     def __init__(self, network: nn.Module, method: SNGP) -> None:
         super().__init__()
@@ -125,14 +147,9 @@ class GaussianProcessNetwork(StochasticNetwork):
         layers = _layers(network)
         if not layers or not isinstance(layers[-1], nn.Linear):
             raise LeanBayesError("SNGP needs a network that ends in a linear layer: use another method for this one.")
-        head, self.ridge, self.amplitude = layers[-1], method.ridge, method.amplitude
+        head, self.ridge = layers[-1], method.ridge
         seeded: dict[str, Any] = {"generator": torch.Generator().manual_seed(method.seed), "dtype": torch.float64}
-        width = method.length_scale * math.sqrt(head.in_features)
-        frequencies = torch.randn(method.features, head.in_features, **seeded) / width
-        phases = 2 * math.pi * torch.rand(method.features, **seeded)
-        # They follow from the seed, so files need not have them.
-        self.register_buffer("frequencies", frequencies.to(head.weight), persistent=False)
-        self.register_buffer("phases", phases.to(head.weight), persistent=False)
+        self.features = RandomFeatures(method, head.in_features, seeded["generator"], head.weight)
         self.register_buffer("covariance", torch.eye(method.features).to(head.weight) / method.ridge)
         beta = 0.05 * torch.randn(head.out_features, method.features, **seeded)
         self.beta = nn.Parameter(beta.to(head.weight))
@@ -154,13 +171,6 @@ class GaussianProcessNetwork(StochasticNetwork):
     def head(self) -> nn.Module:
         """Return the layer whose outputs the process replaces."""
         return _layers(self.inner)[-1]
-
-    def features(self, h: Tensor) -> Tensor:
-        """Return Φ(h), in single precision at least, because the cosine of a large number needs it."""
-        with torch.autocast(h.device.type, enabled=False):
-            h = h.to(torch.promote_types(h.dtype, torch.float32))
-            angles = F.linear(F.layer_norm(h, h.shape[-1:]), self.frequencies.to(h), self.phases.to(h))
-            return angles.cos() * (self.amplitude * math.sqrt(2 / len(self.phases)))
 
     def variance(self, features: Tensor) -> Tensor:
         """Return Φᵀ (τ I + Σ ΦΦᵀ)⁻¹ Φ of each example, with a last dimension of 1."""
@@ -188,7 +198,7 @@ class GaussianProcessNetwork(StochasticNetwork):
         network = copy.deepcopy(self.inner)
         head = _layers(network)[-1]
         name = next(name for name, module in network.named_modules() if module is head)
-        last = _MeanHead(self, head.bias)
+        last = _MeanHead(self.features, self.beta, head.bias)
         if not name:
             return last
         network.set_submodule(name, last)
@@ -218,17 +228,12 @@ class _Process:
 class _MeanHead(nn.Module):
     """The mean of the process, as a layer."""
 
-    def __init__(self, process: GaussianProcessNetwork, bias: Tensor | None) -> None:
+    def __init__(self, features: RandomFeatures, beta: Tensor, bias: Tensor | None) -> None:
         super().__init__()
-        self.beta, self.amplitude = nn.Parameter(process.beta.detach().clone()), process.amplitude
+        self.features = copy.deepcopy(features)
+        self.beta = nn.Parameter(beta.detach().clone())
         self.bias = None if bias is None else nn.Parameter(bias.detach().clone())
-        self.register_buffer("frequencies", process.frequencies.clone())
-        self.register_buffer("phases", process.phases.clone())
-
-    features = GaussianProcessNetwork.features
-    frequencies: Tensor
-    phases: Tensor
 
     def forward(self, h: Tensor) -> Tensor:
         """Return the mean of the outputs."""
-        return F.linear(self.features(h).to(self.beta), self.beta, self.bias)  # type: ignore[arg-type]
+        return F.linear(self.features(h).to(self.beta), self.beta, self.bias)

@@ -30,11 +30,14 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from leanbayes.rules import multi_head_attention
+from leanbayes.rules.moments.buffers import spent
 from leanbayes.rules.moments.conversions import loc_of
 from leanbayes.rules.moments.products import matmul
 from leanbayes.rules.moments.registry import moment_rule
-from leanbayes.rules.moments.softmax import saturated, share_variance
+from leanbayes.rules.moments.softmax import saturated
 from leanbayes.rules.moments.value import Moments, variance_dtype
+
+_PIECE = 1 << 16  # scores of one piece on a CPU
 
 
 @moment_rule(F.multi_head_attention_forward)
@@ -72,32 +75,72 @@ def scaled_dot_product_attention(
     )
     dtype = variance_dtype(loc.dtype)
     q, k, v = (_parts(x, dtype) for x in (query, key, value))
-    for x in (k, v):
-        x.loc = x.loc - x.loc.mean(-2, keepdim=True)  # only differences matter, and this reduces rounding errors
     mask = _mask(loc_of(attn_mask), is_causal, query.shape[-2], key.shape[-2], loc.device, dtype)
-    attended = _attend(q.loc, k.loc, v.loc, mask, scale)
     noise = attn_mask.variance.to(dtype) if isinstance(attn_mask, Moments) else None
-    by_scores, by_values = _variances(q, k, v, attended, noise, scale)
-    independent = saturated(by_scores, attended.bound) + by_values
-    common = v.common
-    if common is not None and mask is not None:  # fully masked rows have no output
-        rows = attended.weights.sum(-1, keepdim=True)
-        share = rows.mean(-2, keepdim=True)
-        independent = independent + (rows - share).square() * common.square().sum(0)
-        common = share * common
-    if q.common is not None:
-        rows = q.common.squeeze(-2).movedim(0, -2)  # one product for all probes
-        kept = scale * (rows @ attended.covariance).movedim(-2, 0).unsqueeze(-2)
-        common = kept if common is None else common + kept
-        shared = scale**2 * (q.common.square().sum(0) @ attended.covariance.square())  # part of `by_scores`
-        independent = (independent - shared).clamp_min(0)
+    independent, common = _in_pieces(q, k, v, mask, noise, scale)
     like = next(x for x in (query, key, value, attn_mask) if isinstance(x, Moments))
     # Under autocast the products above have low precision.
     return like.like(loc, independent.to(dtype).expand(loc.shape), None if common is None else common.to(dtype))
 
 
+def _in_pieces(
+    q: Moments, k: Moments, v: Moments, mask: Tensor | None, noise: Tensor | None, scale: float
+) -> tuple[Tensor, Tensor | None]:
+    """Compute the noise of a few examples at a time on a CPU: there are dozens of results of the size of the scores."""
+    examples, extras = len(q.loc), [x for x in (mask, noise) if x is not None]
+    rows = max(1, _PIECE // max(1, math.prod(q.shape[1:-1]) * k.shape[-2]))
+    alike = q.dim() > 2 and q.shape[:-2] == k.shape[:-2] == v.shape[:-2] and all(x.dim() <= q.dim() for x in extras)
+    if q.device.type != "cpu" or rows >= examples or not alike or _spent(q.loc) is None:
+        return _noise(q, k, v, mask, noise, scale)
+
+    def cut(x: Tensor | None, piece: slice, dim: int = 0) -> Tensor | None:
+        if x is None or x.dim() < q.dim() or x.shape[dim] == 1:
+            return x
+        return x[piece] if dim == 0 else x[:, piece]
+
+    def part(x: Moments, piece: slice) -> Moments:
+        return x.like(x.loc[piece], x.independent[piece], cut(x.common, piece, 1))
+
+    found = []
+    for start in range(0, examples, rows):
+        piece = slice(start, start + rows)
+        own = [part(x, piece) for x in (q, k, v)]
+        found.append(_noise(own[0], own[1], own[2], cut(mask, piece), cut(noise, piece), scale))
+    first = found[0][1]
+    shared = first is None or first.shape[1] != rows
+    return torch.cat([own for own, _ in found]), first if shared else torch.cat(
+        [c for _, c in found if c is not None], 1
+    )
+
+
+def _noise(
+    q: Moments, k: Moments, v: Moments, mask: Tensor | None, noise: Tensor | None, scale: float
+) -> tuple[Tensor, Tensor | None]:
+    """Return the independent variance and the common noise of the outputs."""
+    for x in (k, v):
+        x.loc = x.loc - x.loc.mean(-2, keepdim=True)  # only differences matter, and this reduces rounding errors
+    attended = _attend(q.loc, k.loc, v.loc, mask, scale)
+    by_scores, by_values = _variances(q, k, v, attended, noise, scale)
+    independent = saturated(by_scores, attended.bound)
+    independent = torch.add(independent, by_values, out=_spent(independent))
+    common = v.common
+    if common is not None and mask is not None:  # fully masked rows have no output
+        rows = attended.weights.sum(-1, keepdim=True)
+        share = rows.mean(-2, keepdim=True)
+        independent = independent + (rows - share).square() * v.common_variance()
+        common = share * common
+    if q.common is not None:
+        rows = q.common.squeeze(-2).movedim(0, -2)  # one product for all probes
+        kept = (rows @ attended.covariance).movedim(-2, 0).unsqueeze(-2)
+        common = kept if common is None else torch.add(common, kept, out=_spent(kept))
+        own = q.common_variance()
+        assert isinstance(own, Tensor)
+        independent = (independent - own @ attended.covariance.square()).clamp_min(0)  # it is part of `by_scores`
+    return independent, common
+
+
 class _Attended(NamedTuple):
-    """Results of the means: weights P, outputs o, mean keys k̄, variances of keys and values under P, and C̄."""
+    """Results of the means: P, o, k̄, the mean variance of the keys under P, that of the values, and C̄/√d."""
 
     weights: Tensor
     output: Tensor
@@ -108,18 +151,19 @@ class _Attended(NamedTuple):
 
 
 def _attend(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, scale: float) -> _Attended:
-    scores = scale * (q @ k.mT)
+    scores = (scale * q) @ k.mT
     if mask is None:
         weights = torch.softmax(scores, -1)
     else:
         # A fully masked row gives 0; with -inf in it, its gradient would be NaN.
         weights = torch.softmax(scores + mask.clamp_min(torch.finfo(q.dtype).min / 4), -1) * (mask > -math.inf)
     # One product for all columns.
-    columns = torch.cat([v, k, v.square(), k.square()], -1)
-    output, keys, second, key_second = (weights @ columns).split([v.shape[-1], k.shape[-1]] * 2, -1)
+    columns = [v, k, v.square(), k.square().sum(-1, keepdim=True)]
+    sums = weights @ torch.cat(columns, -1)
+    output, keys, second, key_second = sums.split([column.shape[-1] for column in columns], -1)
     received = weights.sum(-2).unsqueeze(-1)
-    covariance = ((received * k).mT @ v - keys.mT @ output) / weights.shape[-2]
-    key_variance = (key_second - keys.square()).clamp_min(0)
+    covariance = ((received * k).mT @ v - keys.mT @ output) * (scale / weights.shape[-2])
+    key_variance = ((key_second - keys.square().sum(-1, keepdim=True)) / k.shape[-1]).clamp_min(0)
     bound = (second - output.square()).clamp_min(0)
     return _Attended(weights, output, keys, key_variance, bound, covariance)
 
@@ -130,29 +174,47 @@ def _variances(
     """Return the variance that comes from the scores, and that which comes from the values."""
     weights, output, keys, key_variance, bound, covariance = attended
     squares = weights.square()
-    variance = q.variance
-    by_keys = scale**2 * ((q.loc.square() + variance) @ k.independent.mT)
+    variance = scale**2 * q.variance
+    by_keys = torch.add(variance, q.loc.square(), alpha=scale**2) @ k.independent.mT
     by_keys = by_keys if noise is None else by_keys + noise
-    centered = torch.cat([variance, -2 * variance * keys], -1) @ torch.cat([k.loc.square(), k.loc], -1).mT
-    by_queries = scale**2 * (centered + (variance * keys.square()).sum(-1, keepdim=True)).clamp_min(0)
+    shifts = variance * keys
+    by_queries = torch.cat([variance, -2 * shifts], -1) @ torch.cat([k.loc.square(), k.loc], -1).mT
+    by_queries = torch.add(by_queries, (shifts * keys).sum(-1, keepdim=True), out=_spent(by_queries))
+    by_queries = torch.clamp_min(by_queries, 0, out=_spent(by_queries))
+    by_keys, by_queries = (
+        torch.mul(part, squares, out=_spent(part) if part.shape == squares.shape else None)  # a mask may be larger
+        for part in (by_keys, by_queries)
+    )
+    of_keys, of_queries = (part.sum(-1, keepdim=True) for part in (by_keys, by_queries))
 
     columns = torch.cat([v.loc.square(), v.loc], -1)
 
-    def through(of_weights: Tensor) -> Tensor:
+    def through(of_weights: Tensor, sums: Tensor) -> Tensor:
         """Return Σ_j of_weights_ij (v_j - o_i)²."""
         second, first = (of_weights @ columns).chunk(2, -1)
-        return (second - 2 * output * first + output.square() * of_weights.sum(-1, keepdim=True)).clamp_min(0)
+        inner = torch.sub(output * sums, first, alpha=2)
+        result = torch.addcmul(second, output, inner, out=_spent(inner))
+        return torch.clamp_min(result, 0, out=_spent(result))
 
-    unrelated = through(squares * by_queries)
-    related = scale**2 * (variance @ covariance.square())
+    unrelated = through(by_queries, of_queries)
+    related = q.variance @ covariance.square()
     # These proportions are constants for the gradient.
-    size = key_variance.mean(-1, keepdim=True) * bound
+    size = key_variance * bound
     size = _proportion(size, size.mean(-2, keepdim=True))
     alike = _proportion(weights.mean(-2, keepdim=True).square().sum(-1, keepdim=True), squares.sum(-1, keepdim=True))
-    by_scores = unrelated + (related * size - alike * unrelated).clamp_min(0) + through(squares * by_keys)
-    weight_variance = saturated(share_variance(weights, by_keys + by_queries), weights * (1 - weights))
-    by_values = (squares + weight_variance) @ v.independent
-    return by_scores, by_values
+    excess = torch.addcmul(related * size, alike, unrelated, value=-1)
+    by_scores = unrelated + torch.clamp_min(excess, 0, out=_spent(excess)) + through(by_keys, of_keys)
+
+    # The variance of the weights is that of `share_variance`, from products that are known already.
+    mixed = torch.add(by_keys, by_queries, out=_spent(by_keys))
+    own = torch.addcmul(mixed, mixed, weights, value=-2, out=_spent(by_queries))
+    own = torch.addcmul(own, squares, of_keys + of_queries, out=_spent(own))
+    own = saturated(torch.clamp_min(own, 0, out=_spent(own)), weights - squares)
+    return by_scores, torch.add(own, squares, out=_spent(own)) @ v.independent
+
+
+def _spent(x: Tensor) -> Tensor | None:
+    return None if torch.is_autocast_enabled(x.device.type) else spent(x)  # products have another dtype
 
 
 def _proportion(part: Tensor, whole: Tensor) -> Tensor:

@@ -112,13 +112,15 @@ def in_pieces(
     pieces = list(_pieces(m, positions))
     if m.device.type != "cpu" or len(pieces) < 2 or any(isinstance(value, Tensor) for value in settings.values()):
         return _with_mean_slope(exact(m, variance(()), **settings), positions)
-    sizes = [1 if dim in positions else size for dim, size in enumerate(m.shape)]
-    whole = (torch.empty_like(m), m.new_empty(sizes) if positions else torch.empty_like(m), torch.empty_like(m))
+    whole: tuple[Tensor, ...] = ()
     for piece in pieces:
         part = _with_mean_slope(exact(m[piece], variance(piece), **settings), positions)
+        if not whole:  # not earlier, because the first variance may need memory
+            sizes = [1 if dim in positions else size for dim, size in enumerate(m.shape)]
+            whole = (torch.empty_like(m), m.new_empty(sizes) if positions else torch.empty_like(m), torch.empty_like(m))
         for results, own in zip(whole, part[:3], strict=True):
             results[piece] = own
-    return Exact(*whole, part.is_mean)
+    return Exact(whole[0], whole[1], whole[2], part.is_mean)
 
 
 def _pieces(m: Tensor, positions: list[int]) -> Iterator[Index]:
@@ -193,9 +195,10 @@ def gelu_moments(m: Tensor, v: Tensor) -> Exact:
     u = v/s² and the Hermite polynomials He, the terms from k = 2 on are s²u^k/k!·φ(a)²(He_{k-2}(a) - He_k(a)/s²)². The
     sum ends at k = 4: its error is 0.6 % of v at most, where that of 7 nodes of quadrature would be 5 %.
     """
-    s2 = v + 1
-    r = torch.rsqrt(s2)
-    a, s = m * r, torch.mul(s2, r, out=spent(s2))
+    s = v + 1
+    r = torch.rsqrt(s)
+    s = torch.mul(s, r, out=spent(s))
+    a = m * r
     mean = F.gelu(a)
     cdf = _cdf_by_gelu(a, mean)
     w = a * a
@@ -204,23 +207,27 @@ def gelu_moments(m: Tensor, v: Tensor) -> Exact:
     density = torch.mul(density, _PEAK, out=spent(density))
     mean = torch.mul(mean, s, out=spent(mean))
     r2 = torch.mul(r, r, out=spent(s))
-    mean = torch.addcmul(mean, torch.mul(v, r, out=spent(r)), density, out=spent(mean))
+    mean = torch.addcmul(mean, torch.mul(r, v, out=spent(r)), density, out=spent(mean))
     a = torch.mul(a, density, out=spent(a))
     slope = torch.addcmul(cdf, a, r2, out=spent(cdf))
     # The name of a number k stands for He_{k-2} - He_k/s², for k = 3 without its factor a.
     w = torch.clamp_max(w, _REACH**2, out=spent(w))  # farther away the density is 0
     t = torch.mul(w, r2, out=spent(a))
-    two = torch.add(r2 - t, 1)
+    two = r2 - t
+    two = torch.add(two, 1, out=spent(two))
     three = torch.add(two, r2, alpha=2)
-    four = torch.add(torch.addcmul(w, w, t, value=-1), t, alpha=6, out=spent(t))
-    four = torch.sub(four, 3 * r2 + 1, out=spent(four))
-    share = v * r2
-    w = torch.mul(w, share, out=spent(w))
+    four = torch.addcmul(w, w, t, value=-1)
+    four = torch.add(four, t, alpha=6, out=spent(four))
+    four = torch.sub(four, r2, alpha=3, out=spent(four))
+    four = torch.sub(four, 1, out=spent(four))
     two, three, four = (torch.mul(term, term, out=spent(term)) for term in (two, three, four))
-    two = torch.addcmul(two, three, w, value=1 / 3, out=spent(two))
-    two = torch.addcmul(two, share * share, four, value=1 / 12, out=spent(two))
+    u = torch.mul(v, r2, out=spent(r))
+    three = torch.mul(three, w, out=spent(three))
+    three = torch.addcmul(three, four, u, value=1 / 4, out=spent(three))
+    two = torch.addcmul(two, three, u, value=1 / 3, out=spent(two))
     two = torch.mul(two, torch.mul(density, density, out=spent(density)), out=spent(two))
-    variance = torch.addcmul(slope * slope, two, share, value=0.5, out=spent(two))
+    variance = torch.mul(slope, slope, out=spent(t))
+    variance = torch.addcmul(variance, two, u, value=1 / 2, out=spent(variance))
     return Exact(mean, slope, torch.mul(variance, v, out=spent(variance)), is_mean=True)
 
 

@@ -33,6 +33,7 @@ from leanbayes.rules.random_weight import LinearUse
 _TRANSPOSED = {F.conv_transpose1d, F.conv_transpose2d, F.conv_transpose3d}
 _GEOMETRY = {"stride", "padding", "dilation", "output_padding"}
 Shares = tuple[tuple[float, ...], ...]  # for each dimension of a kernel, one share of the positions per tap
+Variance = Tensor | tuple[Tensor, Tensor]  # or two factors of it
 _FEW = 4  # up to so many output channels per group, the variance is computed pixel by pixel
 
 
@@ -204,13 +205,15 @@ class Layer:
         x = x.settled(self.positions) if isinstance(x, Moments) else x
         given, loc = InputStatistics.of(x, self.positions, self.dtype), self._loc()
         shares = self._shares(given.mean.shape, loc.shape)
-        common: Tensor | None = None
-        if isinstance(x, Moments) and x.common is not None:
-            channels = list(x.common.shape)
-            channels[self.form.channel_dim] = given.mean.shape[self.form.channel_dim]  # if it is constant along them
-            common = self._compact(x.common.expand(channels), self._collapsed("mean", shares))
         few = self._outputs <= _FEW  # then products pixel by pixel are cheap
         variance, kept = self._by_position(x, given, shares) if few else self._on_average(x, given, shares)
+        channels = given.mean.shape[self.form.channel_dim]
+        del given  # it is large
+        common: Tensor | None = None
+        if isinstance(x, Moments) and x.common is not None:
+            sizes = list(x.common.shape)
+            sizes[self.form.channel_dim] = channels  # if it is constant along them
+            common = self._compact(x.common.expand(sizes), self._collapsed("mean", shares))
         if kept is not None:
             common = self._with_probes(common, kept)
         return self._with_bias(loc, variance, common)
@@ -228,8 +231,8 @@ class Layer:
             parts.append((each - kept).clamp_min(0))
         return sum(parts[1:], parts[0]), kept
 
-    def _on_average(self, x: Any, given: InputStatistics, shares: Shares | None) -> tuple[Tensor, Tensor | None]:
-        """Return the same from means over positions: one variance per channel, times the pattern of the noise."""
+    def _on_average(self, x: Any, given: InputStatistics, shares: Shares | None) -> tuple[Variance, Tensor | None]:
+        """Return the same from means over positions: one variance per channel, and as a factor the noise's pattern."""
         averages, kept = [], None
         if given.alone is not None:
             averages.append(self._compact(given.alone, self._collapsed("squares", shares)))
@@ -240,7 +243,7 @@ class Layer:
             averages.append(total - kept)
         average = sum(averages[1:], averages[0])
         flat = bool(self.window) and not self.within.maps
-        return (average if flat else average * self._pattern(x, given)), kept
+        return (average if flat else (average, self._pattern(x, given))), kept
 
     def _pattern(self, x: Any, given: InputStatistics) -> Tensor:
         """Return the pattern of a layer's noise over positions: the contribution of all inputs, with a mean of 1."""
@@ -281,14 +284,17 @@ class Layer:
         fits = torch.broadcast_shapes(common.shape, variance.shape) == common.shape
         return torch.addcmul(common, std, signs, out=spent(common) if fits else None)
 
-    def _with_bias(self, loc: Tensor, variance: Tensor | None, common: Tensor | None) -> Moments:
+    def _with_bias(self, loc: Tensor, variance: Variance | None, common: Tensor | None) -> Moments:
         if isinstance(self.bias, Moments):
             own = self.bias.variance.to(self.dtype)
             own = own.reshape(-1, *[1] * self.window) if self.window else own
             if self.positions:  # all positions share the bias
                 common = self._with_probes(common, own.expand(*[1] * (loc.dim() - 1 - self.window), *own.shape))
             else:
+                assert not isinstance(variance, tuple)
                 variance = own if variance is None else variance + own
+        if isinstance(variance, tuple):
+            return self.like.like_product(loc, variance, common)
         variance = loc.new_zeros((), dtype=self.dtype) if variance is None else variance
         return self.like.like(loc, variance.expand(loc.shape), common)
 

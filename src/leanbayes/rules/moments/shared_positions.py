@@ -32,7 +32,7 @@ class InputStatistics(NamedTuple):
         variance = shrunk(x.variance)
         average = variance.mean(positions, keepdim=True)
         shared = x.common_variance()
-        alone = average if x.common is None else (average - shared).clamp_min(0)
+        alone = average if not x.has_common else (average - shared).clamp_min(0)
         first = first + shared + alone / math.prod([mean.shape[dim] for dim in positions])
         return cls(mean, squares, second + average, first, alone)
 

@@ -16,6 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from leanbayes.rules.moments.arithmetic import neg
+from leanbayes.rules.moments.buffers import spent
 from leanbayes.rules.moments.registry import moment_rule, named
 from leanbayes.rules.moments.value import Moments, Shape, variance_dtype
 
@@ -106,7 +107,9 @@ def _bounded(variance: Tensor, shares: Tensor, value: Moments) -> Tensor:
 
 def saturated(variance: Tensor, bound: Tensor) -> Tensor:
     """Return x/(1 + x/b), which stays below the bound b, and is about x far below it."""
-    return variance * (bound / (variance + bound).clamp_min(torch.finfo(bound.dtype).tiny))
+    sums = variance + bound
+    sums = torch.clamp_min(sums, torch.finfo(bound.dtype).tiny, out=spent(sums))
+    return torch.mul(variance, torch.div(bound, sums, out=spent(sums)), out=spent(sums))
 
 
 def _tangent(common: Tensor, shares: Tensor, dim: int, logarithm: bool) -> tuple[Tensor, Tensor]:

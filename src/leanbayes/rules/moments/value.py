@@ -80,8 +80,11 @@ class Moments(TensorLike):
     ) -> None:
         # One of the two is given. The other is computed from it and the common part on demand.
         self._independent, self._total = variance, total
+        self._factors: tuple[Tensor, Tensor] | None = None  # whose product is `_independent`, until that is needed
+        self._common = common
+        self._gain: Tensor | None = None  # a factor of the common part, until that is needed
         self._shared: Tensor | None = None  # the variance of the common part
-        self.loc, self.common = loc, common
+        self.loc = loc
         self.grid: Shape = tuple(loc.shape) if grid is None else grid
         self.within = Pass() if within is None else within  # shared by all values of a forward pass
         self.copies: bool | Tensor | None = None  # for a weight: whether it contains an element more than once
@@ -94,9 +97,12 @@ class Moments(TensorLike):
     @property
     def independent(self) -> Tensor:
         """The variance of the noise that is independent for each element."""
+        if self._factors is not None:
+            (first, second), self._factors = self._factors, None
+            self._independent = (first * second).expand(self.loc.shape)
         if self._independent is None:
             assert self._total is not None
-            if self.common is None:
+            if not self.has_common:
                 return self._total
             independent = (shrunk(self._total) - self.common_variance()).clamp_min(0)
             self._independent = independent.expand(self.loc.shape)
@@ -106,9 +112,8 @@ class Moments(TensorLike):
     def variance(self) -> Tensor:
         """The variance of each element, including common noise."""
         if self._total is None:
-            assert self._independent is not None
-            if self.common is None:
-                return self._independent
+            if not self.has_common:
+                return self.independent
             self._total = self._total_variance().expand(self.loc.shape)
         return self._total
 
@@ -116,9 +121,16 @@ class Moments(TensorLike):
         """Compute the variance in a shape that broadcasts to that of `loc`, without caching it."""
         if self._total is not None:
             return shrunk(self._total)
+        return self._with_shared(shrunk, self.common_variance())
+
+    def _with_shared(self, cut: Callable[[Tensor], Tensor], shared: Tensor | float) -> Tensor:
+        """Add the variance of the common part to a part of the independent variance."""
+        if self._factors is not None:
+            first, second = map(cut, self._factors)
+            return torch.addcmul(shared, first, second) if isinstance(shared, Tensor) else first * second
         assert self._independent is not None
-        own = shrunk(self._independent)
-        return own if self.common is None else own + self.common_variance()
+        own = cut(self._independent)
+        return own + shared if isinstance(shared, Tensor) else own
 
     def variance_of(self, index: tuple[slice, ...]) -> Tensor:
         """Return the variance of a part of the elements in a shape that broadcasts to it, without caching it."""
@@ -126,14 +138,14 @@ class Moments(TensorLike):
             return self._total_variance()
 
         def cut(part: Tensor) -> Tensor:
+            part = shrunk(part)
             own = index[len(index) - part.dim() :]
             return part[tuple([slice(None) if size == 1 else one for one, size in zip(own, part.shape, strict=True)])]
 
         if self._total is not None:
-            return cut(shrunk(self._total))
-        assert self._independent is not None
-        shared, own = self.common_variance(), cut(shrunk(self._independent))
-        return own + cut(shared) if isinstance(shared, Tensor) else own
+            return cut(self._total)
+        shared = self.common_variance()
+        return self._with_shared(cut, cut(shared) if isinstance(shared, Tensor) else shared)
 
     @property
     def stddev(self) -> Tensor:
@@ -142,12 +154,30 @@ class Moments(TensorLike):
 
     def common_variance(self) -> Tensor | float:
         """Return the variance of the common part, in a shape that broadcasts to that of `loc`."""
-        if self.common is None:
+        if not self.has_common:
             return 0.0
         if self._shared is None:
+            assert self.common is not None
             variance = self.common.square().sum(0)
             self._shared = variance if self.is_regular else variance.expand(self.grid).reshape(self.loc.shape)
         return self._shared
+
+    @property
+    def common(self) -> Tensor | None:
+        """The common noise, or None."""
+        if self._gain is not None:
+            assert self._common is not None
+            self._common, self._gain = self._common * self._gain, None
+        return self._common
+
+    @common.setter
+    def common(self, common: Tensor | None) -> None:
+        self._common, self._gain, self._shared = common, None, None
+
+    @property
+    def has_common(self) -> bool:
+        """Whether there is common noise."""
+        return self._common is not None
 
     @property
     def is_regular(self) -> bool:
@@ -162,6 +192,12 @@ class Moments(TensorLike):
         """Return a value of the same forward pass, given its variance including the common part."""
         return type(self)(loc, None, common, total=total, grid=grid, within=self.within)
 
+    def like_product(self, loc: Tensor, factors: tuple[Tensor, Tensor], common: Tensor | None) -> "Moments":
+        """Return a value of the same forward pass, whose independent variance is the product of two tensors."""
+        value = Moments(loc, None, common, within=self.within)
+        value._factors = factors
+        return value
+
     def plain(self) -> Self:
         """Return the same value with a `common` that broadcasts to `loc`; this may need more memory."""
         if self.is_regular:
@@ -174,12 +210,13 @@ class Moments(TensorLike):
     def settled(self, dims: Iterable[int]) -> Self:
         """Replace the common part by its mean along dimensions of `loc`; the deviation from it becomes independent."""
         value = self.plain()
-        if value.common is None:
+        if value._common is None:
             return value
         dims = [dim % value.loc.dim() for dim in dims]
-        dims = [dim for dim in dims if value.common.shape[dim + 1] > 1]
+        dims = [dim for dim in dims if value._common.shape[dim + 1] > 1]
         if not dims:
             return value
+        assert value.common is not None
         common = value.common.mean([dim + 1 for dim in dims], keepdim=True)
         return value.like_total(value.loc, value.variance, common)
 
@@ -210,7 +247,11 @@ class Moments(TensorLike):
             mean = slope.mean(dims, keepdim=True) if dims else slope
         if dims and not self.within.maps and self.is_regular and not any([self._varies(dim) for dim in dims]):
             total = total.mean(dims, keepdim=True)
-        return self.like_total(loc, total.expand(loc.shape), self.common * mean, self.grid)
+        result = self.like_total(loc, total.expand(loc.shape), self.common, self.grid)
+        result._gain = mean
+        if self._shared is not None and self.is_regular:
+            result._shared = self._shared * mean.square()
+        return result
 
     def _shared_dims(self) -> list[int]:
         """Return the dimensions of the grid along which all elements have the same common noise."""
@@ -226,8 +267,8 @@ class Moments(TensorLike):
     def _varies(self, dim: int) -> bool:
         """Whether the variance differs along a dimension, if the common part does not."""
         own = self._independent if self._total is None else self._total
-        assert own is not None
-        return shrunk(own).shape[dim] != 1
+        parts = self._factors or (own,)
+        return any([part is not None and shrunk(part).shape[dim] != 1 for part in parts])
 
     def viewed(self, view: Callable[[Tensor], Any]) -> Any:
         """Apply a function that only moves elements, such as an index or a permutation, to all parts."""
@@ -249,8 +290,8 @@ class Moments(TensorLike):
 
     def _own(self) -> tuple[Tensor, Callable[..., Self]]:
         """Return the variance that is known, independent or total, and a function that makes a value from it."""
-        if self._independent is not None:
-            return self._independent, self.like
+        if self._independent is not None or self._factors is not None:
+            return self.independent, self.like
         return self.variance, self.like_total
 
     def _like_own(
@@ -261,8 +302,9 @@ class Moments(TensorLike):
 
     def assign(self, other: "Moments") -> Self:
         """Take over another value, as in-place functions do."""
-        self._independent, self._total, self._shared = other._independent, other._total, other._shared
-        self.loc, self.common, self.grid = other.loc, other.common, other.grid
+        self._independent, self._total, self._factors = other._independent, other._total, other._factors
+        self._common, self._gain, self._shared = other._common, other._gain, other._shared
+        self.loc, self.grid = other.loc, other.grid
         self.derived = None
         return self
 

@@ -1,6 +1,6 @@
-"""The score of a compressed model: the mean negative log-likelihood of its predictions on validation data.
+"""The score of a candidate, such as a compressed model: the mean negative log-likelihood of its predictions.
 
-It equals `leanbayes.evaluation.evaluate(...)["nll"]`, which this package may not import: evaluation builds on it.
+It equals `leanbayes.evaluation.evaluate(...)["nll"]`, which packages above it may not import.
 """
 
 from collections.abc import Iterable, Sequence
@@ -29,7 +29,7 @@ def validation_nll(
     ignore_index = getattr(bnn.likelihood, "ignore_index", -100)
     for number, batch in enumerate(checked_value("data", batches, Iterable)):
         if not isinstance(batch, (tuple, list)) or len(batch) != 2 or not isinstance(batch[1], Tensor):
-            raise LeanBayesError("compress() needs data of (x, y) batches to score candidates: pass such batches.")
+            raise LeanBayesError("A score needs data of (x, y) batches: pass such batches.")
         x, y = batch
         # All batches share the same Monte Carlo samples, unless each example has its own noise.
         generator = torch.Generator().manual_seed(seed + (number << 20 if bnn.noise_per_example else 0))

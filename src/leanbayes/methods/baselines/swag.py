@@ -1,0 +1,87 @@
+"""SWAG (Maddox et al. 2019): a Gaussian from the weights that SGD passes through with a constant learning rate."""
+
+from dataclasses import dataclass
+
+from torch import Tensor, nn
+
+from leanbayes.core.layout import Layout, Select
+from leanbayes.errors import LeanBayesError
+from leanbayes.methods.baselines.deterministic import Deterministic
+from leanbayes.methods.baselines.swa import averaging_stage
+from leanbayes.model.method import Method, Stage, Training, register_method
+from leanbayes.posteriors import LowRankPosterior
+
+
+@register_method("swag")
+@dataclass(frozen=True)
+class SWAG(Method):
+    """SWAG: a Gaussian with a diagonal and a low-rank part, from the weights along the last part of a training.
+
+    All parameters are Bayesian, norms and biases too. Its weights are correlated, so it predicts by samples of the
+    weights. BatchNorm has one set of statistics for all samples: the mean over batches, each with its own sample.
+
+    Paper: Maddox et al. (2019), "A Simple Baseline for Bayesian Uncertainty in Deep Learning".
+
+    Attributes:
+        rank: number of differences to the mean that are kept, each as large as the network. 0 keeps variances only.
+        snapshots: number of weights that are collected, at equal distances.
+        share: share of the epochs in which they are collected.
+        lr_fraction: learning rate of that part, as a fraction of the highest one.
+        cyclic: let the rate fall as a cosine before each of the collected weights, instead of a constant rate.
+        scale: factor of the covariance.
+        pretrain: train the plain network first, in the other epochs. Use False for a trained network.
+        samples: number of Monte Carlo samples of a prediction.
+
+    Example:
+        >>> bnn = lb.fit(network, lb.SWAG(), train_set, epochs=30, optimizer="sgd")
+    """
+
+    rank: int = 20
+    snapshots: int = 40
+    share: float = 0.25
+    lr_fraction: float = 0.2
+    cyclic: bool = False
+    scale: float = 1.0
+    pretrain: bool = True
+    samples: int = 30
+    has_temperature = False
+
+    def __post_init__(self) -> None:
+        averaging_stage(self.share, self.lr_fraction)
+        if self.rank < 0 or self.rank == 1:
+            raise LeanBayesError(f"rank={self.rank} must be 0, for variances only, or at least 2.")
+        if self.snapshots < 2 or self.samples < 1:
+            raise LeanBayesError(f"snapshots={self.snapshots} must be at least 2, and samples={self.samples} 1.")
+        if not 0 < self.scale < float("inf"):
+            raise LeanBayesError(f"scale={self.scale} must be a positive number.")
+
+    def selected(self, network: nn.Module) -> Select:
+        """Return all parameters."""
+        return lambda name, parameter: True
+
+    def posterior(self, layout: Layout, mean: Tensor, variance: Tensor | None) -> LowRankPosterior:
+        """Start to collect from the given weights."""
+        return LowRankPosterior(layout, mean, self.rank, self.scale)
+
+    def stages(self) -> tuple[Stage, ...]:
+        """Train the plain network, then collect weights."""
+        before, during = averaging_stage(self.share, self.lr_fraction, self.snapshots if self.cyclic else 0)
+        last = Stage(self, self.share, during)
+        return (Stage(Deterministic(), 1 - self.share, before), last) if self.pretrain and self.share < 1 else (last,)
+
+    def start(self, training: Training) -> None:
+        """Check that there are enough steps."""
+        if training.steps < 2:
+            raise LeanBayesError(
+                "SWAG collects the weights of at least two steps: train longer, or in smaller batches."
+            )
+
+    def after_step(self, training: Training) -> None:
+        """Collect the weights if they are due, and make the Gaussian after the last step."""
+        posterior, done = training.model.posterior, training.step + 1
+        assert isinstance(posterior, LowRankPosterior)
+        parts = min(self.snapshots, training.steps)
+        if done * parts // training.steps > training.step * parts // training.steps:
+            posterior.collect()
+        if done == training.steps:
+            posterior.finish()
