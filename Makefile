@@ -3,6 +3,8 @@ VENV := .venv
 MODELS_VENV := .venv-models
 DOCS_VENV := .venv-docs
 RELEASE_VENV := .venv-release
+OLDEST_VENV := .venv-oldest
+OLDEST_TORCH := $(shell sed -n 's/^dependencies = \["torch>=\([0-9.]*\)".*/\1/p' pyproject.toml).0
 BIN := $(VENV)/bin
 
 # One thread per test worker: with more threads than cores, workers slow each other down. Python's compiled modules are
@@ -14,7 +16,7 @@ DEMO := --seeds 5 --jobs 2 --evaluation.no-pruning --overwrite
 PIP_INSTALL := -m pip install --quiet --disable-pip-version-check -c constraints.txt
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-models lint format bench experiments docs release-check clean
+.PHONY: help demo test test-models test-oldest lint format bench experiments docs release-check clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1\t/' | expand -t 14
@@ -29,6 +31,9 @@ test: $(VENV)/.stamp ## run the tests
 # The addopts of pyproject.toml, without the one that excludes this folder.
 test-models: $(MODELS_VENV)/.stamp ## run the tests on networks of torchvision and timm
 	$(TEST) $(MODELS_VENV)/bin/python -m pytest -o addopts="--strict-markers --strict-config" -m "not slow" $(WORKERS) tests/models
+
+test-oldest: $(OLDEST_VENV)/.stamp ## run the tests with the oldest supported torch, which pip installs with CUDA: several gigabytes
+	$(TEST) $(OLDEST_VENV)/bin/python -m pytest $(WORKERS)
 
 lint: $(VENV)/.stamp ## check style, format and types
 	$(BIN)/ruff check
@@ -60,7 +65,7 @@ release-check: $(RELEASE_VENV)/.stamp ## build the package, install it into clea
 	$(RELEASE_VENV)/bin/python tools/release_check.py
 
 clean: ## remove the environments, caches and build outputs
-	rm -rf $(VENV) $(MODELS_VENV) $(DOCS_VENV) $(RELEASE_VENV) build dist site .hypothesis .mypy_cache .pytest_cache .ruff_cache
+	rm -rf $(VENV) $(MODELS_VENV) $(DOCS_VENV) $(RELEASE_VENV) $(OLDEST_VENV) build dist site .hypothesis .mypy_cache .pytest_cache .ruff_cache
 	find src tests examples benchmarks experiments tools -name __pycache__ -prune -exec rm -rf {} + 2>/dev/null || true
 
 # torch is installed first and pinned, so that packages that depend on it do not install another build.
@@ -82,6 +87,12 @@ $(MODELS_VENV)/.stamp: pyproject.toml constraints.txt
 $(DOCS_VENV)/.stamp: pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(DOCS_VENV)
 	$(DOCS_VENV)/bin/python $(PIP_INSTALL) mkdocs-material 'mkdocstrings[python]' ruff
+	touch $@
+
+# Without constraints.txt, which pins a newer torch.
+$(OLDEST_VENV)/.stamp: pyproject.toml
+	$(PYTHON) -m venv $(OLDEST_VENV)
+	$(OLDEST_VENV)/bin/python -m pip install --quiet -e '.[all,dev]' torch==$(OLDEST_TORCH)
 	touch $@
 
 $(RELEASE_VENV)/.stamp: pyproject.toml constraints.txt

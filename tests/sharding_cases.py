@@ -215,13 +215,15 @@ class Process:
                 if number:
                     model, state = get_state_dict(bnn, optimizer)
                     held = {"model": model, "optimizer": state}
-                    dcp.load(held, checkpoint_id=path, process_group=mesh.get_group())
+                    dcp.state_dict_loader.load(held, checkpoint_id=path, process_group=mesh.get_group())
                     set_state_dict(bnn, optimizer, model_state_dict=model, optim_state_dict=state)
                 found = summary(list(train(bnn, optimizer, self.part(size), 2)))
                 losses.append(self.mean(found, mesh))
                 model, state = get_state_dict(bnn, optimizer)
                 path = self.folder / f"checkpoint {method} {number + 1}"
-                dcp.save({"model": model, "optimizer": state}, checkpoint_id=path, process_group=mesh.get_group())
+                dcp.state_dict_saver.save(
+                    {"model": model, "optimizer": state}, checkpoint_id=path, process_group=mesh.get_group()
+                )
                 if size == 1:
                     self.file(f"resumed {method}", bnn)
             dist.barrier()

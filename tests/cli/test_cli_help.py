@@ -27,6 +27,7 @@ COMMANDS = [
     ("acquire",),
     ("compress",),
     ("export",),
+    ("push",),
     ("sensitivity",),
     ("compare",),
     ("report",),

@@ -39,7 +39,7 @@ def test_a_run_is_shared_and_loaded_again(cli: Cli, hub: Path, evaluated: Path) 
     seeded = torch.Generator().manual_seed
     assert torch.equal(
         shared.predict(x, generator=seeded(0)).mean,
-        wanted.predict(x, generator=seeded(0)).mean,  # type: ignore[attr-defined]
+        wanted.predict(x, generator=seeded(0)).mean,
     )
     card = ModelCard.load(folder / "README.md")
     assert (card.data.to_dict()["license"], card.data.pipeline_tag) == ("apache-2.0", "tabular-regression")

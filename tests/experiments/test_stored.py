@@ -12,7 +12,8 @@ import pytest
 ROOT = Path(__file__).parents[2]
 FILLED = (
     "README.md",
-    *(f"docs/{name}.md" for name in "comparison engines guide/choose one_pass papers partial sharing sparse".split()),
+    *(f"docs/{name}.md" for name in "comparison engines one_pass papers partial sharing sparse".split()),
+    *(f"docs/guide/{name}.md" for name in "choose large_models tune".split()),
 )
 WRITTEN = ("docs/results.md", "docs/benchmarks.md")
 MODULES = [path.stem for folder in ("experiments", "benchmarks") for path in (ROOT / folder).glob("*.py")]

@@ -17,7 +17,7 @@ from leanbayes.core import noise
 from leanbayes.errors import UnsupportedOperation
 from leanbayes.methods.shard_plan import shard_plan
 
-CLOSE = {"rtol": 1e-4, "atol": 2e-6}
+CLOSE: Any = {"rtol": 1e-4, "atol": 2e-6}
 TRAINED = [(method, 4) for method in METHODS]
 TRAINED += [(method, size) for method in ("MeanField", "SSVI ivon", "PBN ivon") for size in (1, 2)]
 
@@ -156,7 +156,7 @@ def test_the_plan_is_what_a_sharded_model_takes(method: str, folder: Path) -> No
     """But for padding to equal parts, which matters in a network of 550 weights only."""
     found, plan = read(folder, "bytes")[method], shard_plan(cases.Net(), METHODS[method], WORLD)
     for key, planned in (("gathered", plan.all_gather), ("reduced", plan.reduce_scatter)):
-        assert found[key] == pytest.approx(planned, rel=0.06)
+        assert found[key] == pytest.approx(planned, rel=0.1)
     assert found["parameters"] == pytest.approx(plan.parameters, rel=0.1)
 
 

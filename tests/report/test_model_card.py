@@ -1,6 +1,7 @@
 """The model card says what the evaluation says, in words and in the metadata that the Hub reads."""
 
 import math
+from typing import Any
 
 import evaluated_cases
 import pytest
@@ -31,9 +32,9 @@ def own() -> EvaluatedRun:
 
 
 def test_the_metadata_have_the_scores(own: EvaluatedRun) -> None:
-    found = ModelCard(model_card(own, BNN, "me/mine", license="mit"))
+    found: Any = ModelCard(model_card(own, BNN, "me/mine", license="mit"))
     assert found.data.to_dict()["license"] == "mit"
-    results = {one.metric_type: one for one in found.data.eval_results or ()}
+    results = {one.metric_type: one for one in found.data.eval_results}
     for name in ("accuracy", "nll", "ece", "brier"):
         assert results[name].metric_value == own.scores[name]
         assert (results[name].dataset_name, results[name].dataset_split) == ("mine", "test")
@@ -59,7 +60,8 @@ def test_the_verdicts_of_the_report_are_in_the_card() -> None:
     card = model_card(run, BNN, "me/mine")
     for verdict in verdicts_on([run]):
         assert verdict.answer in card
-    results = {one.metric_name: one.metric_value for one in ModelCard(card).data.eval_results or ()}
+    parsed: Any = ModelCard(card)
+    results = {one.metric_name: one.metric_value for one in parsed.data.eval_results}
     for name, one in run.evaluation["ood"].items():
         assert results[f"AUROC {name}"] in {by["auroc"] for by in one["by"].values()}
     assert all(math.isfinite(value) for value in results.values())

@@ -107,7 +107,7 @@ class _MeanGradient(torch.autograd.Function):
         return part.view_as(part)
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:  # type: ignore[override]
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
         mesh, mean = ctx.group.mesh, grad.clone()
         dist.all_reduce(mean, group=mesh.get_group(0))
         return mean / mesh.size(0), None
@@ -122,7 +122,7 @@ class _Total(torch.autograd.Function):
         return total
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:  # type: ignore[override]
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
         return grad, None
 
 

@@ -123,8 +123,11 @@ class IVON(torch.optim.Optimizer):
             for prior in (module for module in bnn.posterior.modules() if isinstance(module, BoundPrior)):
                 prior.choose_scale(scale)
             self._initialize_stds(self.param_groups[0])
+        # torch.distributed.checkpoint takes a step if an optimizer has no state, and expects some for each parameter.
         for parameter in (p for p in bnn.mean_parameters() if is_sharded(p)):
-            self._momentum(parameter)  # torch.distributed.checkpoint takes a step if an optimizer has no state
+            self._momentum(parameter)
+        for parameter in (p for p in bnn.scale_parameters() if is_sharded(p)):
+            self.state[parameter]["step"] = torch.zeros(())
         bnn.optimized_by = "ivon"
 
     def __getstate__(self) -> dict[str, Any]:

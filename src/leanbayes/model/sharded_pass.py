@@ -98,7 +98,7 @@ class ShardedValues:
         for placed in self._open:
             gathered = placed.unit.live.get(address)
             if gathered is not None:
-                return _Saved(gathered, tensor.size(), tensor.stride(), tensor.storage_offset())
+                return _Saved(gathered, tensor.size(), tensor.stride(), int(tensor.storage_offset()))
         return tensor
 
     def snapshot(self) -> Callable[[], contextlib.AbstractContextManager[None]]:
@@ -147,4 +147,4 @@ def run_with_units(module: nn.Module, units: Sequence[PlacedUnit], current: Call
         with values.opened(units):
             return forward(*args, **kwargs)
 
-    module.forward = run  # type: ignore[method-assign]
+    module.forward = run

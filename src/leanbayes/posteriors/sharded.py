@@ -67,7 +67,7 @@ class _Whole(torch.autograd.Function):
         return flat
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:  # type: ignore[override]
+    def backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
         (index,) = ctx.saved_tensors
         group = ctx.unit.group
         grad = grad if group.reduce_dtype is None else grad.to(group.reduce_dtype)
@@ -157,7 +157,7 @@ class Unit(Posterior):
 
     def local_kl(self, prior: BoundPrior) -> Tensor:
         """Return the KL of the Gaussian weights that this process holds."""
-        return gaussian.normal_kl(self.mu.to_local(), F.softplus(self.rho.to_local()), self.terms(prior))
+        return gaussian.normal_kl(local_part(self.mu), F.softplus(local_part(self.rho)), self.terms(prior))
 
     def terms(self, prior: BoundPrior) -> gaussian.NormalTerms:
         """Return the prior of the Gaussian weights that this process holds."""
@@ -181,8 +181,9 @@ class Unit(Posterior):
             assert key is not None
             center = mu if kind == "sample" else torch.zeros_like(mu)
             values = gaussian.draw(center, rho, noise.at(key, self.start))
-        with_rest = self.rest is not None and kind in ("mean", "sample")
-        return [values, self.group.trained(self.rest)] if with_rest else [values]
+        if self.rest is None or kind not in ("mean", "sample"):
+            return [values]
+        return [values, self.group.trained(self.rest)]
 
     # -- gathering ----------------------------------------------------------------------------------------------------
 
@@ -241,7 +242,7 @@ class _Stored(NamedTuple):
     mean: nn.Parameter
     rho: nn.Parameter
     entries: Tensor  # the means of the Gaussian weights
-    index: Tensor | None = None
+    active: Tensor | None = None
     dense: Tensor | None = None  # the means of all weights, if some are deterministic
 
 
@@ -291,7 +292,7 @@ class ShardedPosterior(Posterior):
         self.group = group
         stored = _stored(posterior)
         self.prior = stored.prior
-        terms = self.prior.normal_terms(stored.index)
+        terms = self.prior.normal_terms(stored.active)
         if terms is None:
             raise UnsupportedOperation("lb.fully_shard needs a Gaussian prior: use lb.Normal().")
         random = posterior.random_slots()
@@ -300,7 +301,7 @@ class ShardedPosterior(Posterior):
         for begin, end in runs:
             pairs = zip(layout.slots[begin:end], dtypes[begin:end], strict=True)
             part = Layout([replace(slot, dtype=dtype) for slot, dtype in pairs])
-            count, index = _between(stored.index, start, start + part.numel)
+            count, index = _between(stored.active, start, start + part.numel)
             here = slice(first, first + count)
             rest = None
             if stored.dense is not None and index is not None:

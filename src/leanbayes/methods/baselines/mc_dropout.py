@@ -97,11 +97,12 @@ class DropoutNetwork(StochasticNetwork):
         for module in switched:
             module.training = True
         try:
-            with contextlib.ExitStack() as around:
-                around.enter_context(_SeededDropout(source))
+            with _SeededDropout(source):
                 if torch.is_grad_enabled() and not torch.compiler.is_compiling():
-                    around.enter_context(checkpointing.running(lambda: self._snapshot(source)))
-                yield
+                    with checkpointing.running(lambda: self._snapshot(source)):
+                        yield
+                else:
+                    yield
         finally:
             for module in switched:
                 module.training = False

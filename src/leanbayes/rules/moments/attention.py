@@ -133,8 +133,9 @@ def _noise(
         rows = q.common.squeeze(-2).movedim(0, -2)  # one product for all probes
         kept = (rows @ attended.covariance).movedim(-2, 0).unsqueeze(-2)
         common = kept if common is None else torch.add(common, kept, out=_spent(kept))
-        shared = q.common.square().sum(0) @ attended.covariance.square()  # part of `by_scores`
-        independent = (independent - shared).clamp_min(0)
+        own = q.common_variance()
+        assert isinstance(own, Tensor)
+        independent = (independent - own @ attended.covariance.square()).clamp_min(0)  # it is part of `by_scores`
     return independent, common
 
 

@@ -16,7 +16,7 @@ from torch import Tensor
 from leanbayes.rules.moments.value import Moments, shrunk
 
 
-@dataclass(frozen=True)
+@dataclass  # not frozen: the compiler of torch 2.10 cannot make a frozen one
 class Correction:
     """The correction of one layer: one value of each kind per channel."""
 
