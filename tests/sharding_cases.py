@@ -265,6 +265,7 @@ def message(function: Any) -> str:
 
 def worker(rank: int, folder: str) -> None:
     warnings.simplefilter("error")
+    warnings.filterwarnings("ignore", "TypedStorage is deprecated", UserWarning)  # by checkpoints of torch 2.10 itself
     dist.init_process_group("gloo", init_method=f"file://{folder}/meet", rank=rank, world_size=WORLD)
     process = Process(rank, Path(folder))
     for method in METHODS:
