@@ -77,7 +77,7 @@ def expect(text: str, *words: str) -> None:
 
 def test_unknown_commands(refused: Refused) -> None:
     for word in ("train", "--what", ""):
-        commands = "calibrate, decide, acquire, compress, export, sensitivity, plan, info"
+        commands = "calibrate, decide, acquire, compress, export, push, sensitivity, plan, info"
         commands = f"predict, serve, compare, report, {commands}"
         expect(refused(word, code=2), repr(word), commands)
     for word, close in (("fits", "fit"), ("evalute", "evaluate"), ("Compare", "compare")):
