@@ -85,7 +85,7 @@ def adapted(network: GPT2LMHeadModel, method: lb.Method, prose: Tensor) -> Adapt
     for _ in range(ADAPTING):
         rows = prose[torch.randint(len(prose), (min(BATCH, 32),), generator=order)]
         with torch.autocast(DEVICE, torch.bfloat16, enabled=CUDA):
-            loss = lb.elbo_loss(bnn, {"input_ids": rows}, rows, num_data=len(prose), check=False)
+            loss = lb.elbo_loss(bnn, {"input_ids": rows}, rows, num_data=len(prose), temperature=1.0, check=False)
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()

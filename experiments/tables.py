@@ -6,6 +6,8 @@ left out.
 python experiments/tables.py
 """
 
+import itertools
+import re
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -67,6 +69,7 @@ VDP_COLUMNS = {
     "infidelity": ("Infidelity", "{:.4f}"),
     "sensitivity_max": ("Sensitivity-Max", "{:.4f}"),
 }
+WIDE, SHOWN = 10, 7  # columns of a table that fits a page, and columns shown of one that does not
 MANY = 5  # from this number of methods, a comparison has one row per method and fewer columns
 FEW_COLUMNS = ("accuracy", "nll", "ece", "debiased_classwise_error", "kilo_trained", "file_kb", "epoch_ms")
 SUBJECTS = {
@@ -261,7 +264,22 @@ def adjoint_table(record: dict[str, Any]) -> str:
 def fill(page: Path, parts: Iterable[str], begin: str = BEGIN) -> None:
     """Replace the text between the marks of a page by tables."""
     before, _, rest = page.read_text().partition(begin)
-    page.write_text(before + begin + "\n" + "\n\n".join(parts) + "\n" + END + rest.partition(END)[2])
+    page.write_text(before + begin + "\n" + "\n\n".join(map(folded, parts)) + "\n" + END + rest.partition(END)[2])
+
+
+def folded(text: str) -> str:
+    """Show the first columns of wide tables, with the whole table behind them."""
+    lines: list[str] = []
+    for is_table, group in itertools.groupby(text.split("\n"), lambda line: line.startswith("|")):
+        rows = list(group)
+        cells = [re.split(r"(?<!\\)\|", row)[1:-1] for row in rows] if is_table else []
+        if not cells or len(cells[0]) <= WIDE:
+            lines += rows
+            continue
+        lines += [f"|{'|'.join(row[:SHOWN])}|" for row in cells]
+        lines += ["", '<details markdown="1">', f"<summary>All {len(cells[0])} columns</summary>", "", *rows]
+        lines += ["", "</details>"]
+    return "\n".join(lines)
 
 
 def sensitivity_table(record: dict[str, Any]) -> str:
@@ -294,7 +312,7 @@ def main() -> None:
         record = read(path)
         name = f"{record['model']['name']} on {record['source']['name']}: overlap of the removal criteria"
         parts.append(overlap_table(record, name))
-    (docs / "results.md").write_text("\n\n".join(part.strip("\n") for part in parts) + "\n")
+    (docs / "results.md").write_text("\n\n".join(folded(part.strip("\n")) for part in parts) + "\n")
     passes = [one_pass_table(read(path)) for path in sorted((results / "one_pass").glob("*.json"))]
     passes += [layers_table(read(path)) for path in sorted((results / "one_pass" / "layers").glob("*.json"))]
     passes += [factors_table(read(path)) for path in sorted((results / "factors").glob("*.json"))]

@@ -51,3 +51,10 @@ def test_the_networks_of_the_readme_have_nearly_the_same_accuracy() -> None:
     ece, auroc = (row.split("|")[place].strip() for place in (4, 6))
     assert f"the gap of the plain network to {float(ece):.1%}" in readme
     assert f"unknown inputs ({float(auroc.rstrip('%')):.1f}%)" in readme
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_wide_tables_are_behind_a_summary(page: str) -> None:
+    shown = re.sub(r"<details.*?</details>", "", (ROOT / page).read_text(), flags=re.DOTALL)
+    widths = [line.count("|") - 1 for line in shown.splitlines() if re.fullmatch(r"\|[-:| ]+\|", line)]
+    assert max(widths, default=0) <= 10

@@ -126,7 +126,8 @@ def test_the_kl_counts_once_per_labeled_token() -> None:
     network, (inputs, labels) = gpt2(), batch_with_padding()
     bnn = lb.bayesianize(network, lb.MeanField(rule="mean"))
     with torch.no_grad():
-        difference = lb.elbo_loss(bnn, inputs, labels, num_data=100) - network(**inputs, labels=labels).loss
+        loss = lb.elbo_loss(bnn, inputs, labels, num_data=100, temperature=1.0)
+        difference = loss - network(**inputs, labels=labels).loss
     tokens = int((labels[:, 1:] != -100).sum())
     torch.testing.assert_close(difference, (bnn.kl() / (100 * tokens / 4)).detach(), rtol=1e-3, atol=0)
 
