@@ -270,6 +270,7 @@ def test_gradients_are_averaged_over_processes_before_the_absolute_value() -> No
     assert (calls[0] < 0).any()
 
 
+@pytest.mark.filterwarnings("ignore:Warning. Profiler clears events:UserWarning")  # by torch 2.10 itself
 @pytest.mark.parametrize(("addition", "passes"), [("sample", 1), ("mean", 1), ("samples", 4)])
 def test_an_exchange_costs_one_pass_and_a_few_operations_per_layer(addition: Any, passes: int) -> None:
     training = stepped(lb.SSVI(0.4, addition=addition, addition_samples=4, interval=4), "resnet")

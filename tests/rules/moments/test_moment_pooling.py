@@ -233,6 +233,7 @@ def test_gradients_match_finite_differences() -> None:
     assert torch.autograd.gradcheck(moments, [part.requires_grad_() for part in (x.loc, x.independent, x.common)])
 
 
+@pytest.mark.skipif(torch.__version__ < "2.11", reason="the compiler of torch 2.10 cannot trace F.pad of moments")
 def test_compiles() -> None:
     x = value(2, True)
 
