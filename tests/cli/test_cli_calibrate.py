@@ -331,7 +331,7 @@ def test_layers_are_corrected_and_shown(cli: Cli, run: Path) -> None:
         factors=False,
     )
     assert all(torch.equal(first[name], correction) for name, correction in bnn.moment_layers.items())
-    assert re.search(rf"^   one pass +corrected in {len(first)} layers +$", cli("info", run).out, re.MULTILINE)
+    assert re.search(rf"^   one pass +corrected in {len(first)} layers\b", cli("info", run).out, re.MULTILINE)
     output = cli("calibrate", run, *settings, "--device", "cpu")
     assert "corrected layers" in output.out
     assert output.err.endswith("layers compared with samples on 40 of 40 examples\n")

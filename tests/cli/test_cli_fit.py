@@ -25,6 +25,10 @@ from leanbayes.training.loop import Loop
 @pytest.mark.parametrize("name", METHODS)
 def test_every_method_trains(name: str, cli: Cli, tmp_path: Path) -> None:
     epochs = ("--epochs", 8 if name == "csgmcmc" else len(METHODS[name].stages()))
+    if name == "abnn":
+        refused = cli("fit", name, *TOY, *epochs, "--out", tmp_path / "run", code=1)
+        assert "ABNN needs normalization layers" in refused.err
+        return
     output = cli("fit", name, *TOY, *epochs, "--model-options", "hidden=[32]", "--out", tmp_path / "run")
     assert output.err == ""
     assert f"leanbayes evaluate {tmp_path / 'run'}" in output.out

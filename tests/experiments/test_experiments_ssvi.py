@@ -206,9 +206,10 @@ def pages(folder: Path) -> Path:
         (folder / name).mkdir()
     for name in TABLE_MODULES:
         shutil.copy(EXPERIMENTS / f"{name}.py", folder / "experiments")
-    for name in ("engines", "one_pass", "partial", "sharing", "sparse"):
-        (folder / "docs" / f"{name}.md").write_text("before\n<!-- measured -->\nold\n<!-- /measured -->\nafter\n")
+    shutil.copy(EXPERIMENTS / "papers.toml", folder / "experiments")
     (folder / "docs" / "guide").mkdir()
+    for name in ("engines", "guide/tune", "one_pass", "papers", "partial", "sharing", "sparse"):
+        (folder / "docs" / f"{name}.md").write_text("before\n<!-- measured -->\nold\n<!-- /measured -->\nafter\n")
     for name, mark in (("README.md", "summary"), ("docs/guide/choose.md", "headline")):
         (folder / name).write_text(f"before\n<!-- measured: {mark} -->\nold\n<!-- /measured -->\nafter\n")
     return folder / "experiments" / "results"
@@ -279,7 +280,8 @@ def test_overlap_and_many_methods_have_tables(compared: Path, tmp_path: Path, mo
 
 
 def table_of(page: str) -> tuple[list[str], list[dict[str, str]]]:
-    """Return the first table of a page: its column titles, and its rows by title."""
+    """Return the first table of a page, with all columns: its column titles, and its rows by title."""
+    page = page.partition("<details")[2] or page
     found = [line for line in page.splitlines() if line.startswith("|")]
     head, _, *rows = ([cell.strip() for cell in line.strip().strip("|").split("|")] for line in found)
     return head, [dict(zip(head, row, strict=True)) for row in rows]

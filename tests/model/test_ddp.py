@@ -21,7 +21,11 @@ BY_IVON = {
     "SSVI local, ivon": lb.SSVI(0.4, engine="ivon", rule="local"),
     "PBN flipout, ivon": lb.PBN(0.1, engine="ivon", rule="flipout", sensitivity="random"),
 }
-TRAINED = [n for n, row in ROWS.items() if row.trains and "prior" not in n and "cnn" not in row.unsupported]
+TRAINED = [
+    name
+    for name, row in ROWS.items()
+    if row.trains and row.prepare is None and "prior" not in name and "cnn" not in row.unsupported
+]
 TRAINED += BY_IVON
 
 

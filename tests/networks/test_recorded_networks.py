@@ -74,7 +74,7 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Run:
         model = {"name": name, "input_shape": list(SHAPE), "outputs": 3, "options": options, **changes}
         source = {"name": "digits", "task": "classification", "validation_share": 0.1, "resize": None}
         normalize = {"mean": [0.5], "std": [0.5]}
-        settings = {"method": encode(lb.MeanField()), "recipe": encode(lb.Recipe()), "precision": "fp32"}
+        settings = {"method": encode(lb.MeanField()), "recipe": encode(lb.Recipe(temperature=1.0)), "precision": "fp32"}
         data = {"data": "digits", "source": source, "classes": [], "normalize": normalize}
         machine = {"system": "Linux", "processor": "x86_64", "cores": 2, "gpus": []}
         record: dict[str, Any] = {

@@ -40,6 +40,8 @@ from leanbayes.deploy.header import (
 )
 from leanbayes.deploy.model_settings import assemble_for, other_network, policy_of, read_settings, settings_of
 from leanbayes.errors import FileFormatError, LeanBayesError
+from leanbayes.methods.baselines.cyclical_sgmcmc import CyclicalSGMCMC
+from leanbayes.methods.baselines.ensemble import Ensemble
 from leanbayes.model.bayesian import BayesianModel
 from leanbayes.model.method import Method
 
@@ -209,8 +211,8 @@ def take_corrections(tensors: dict[str, Tensor], channels: Mapping[str, int]) ->
 
 def _check_members(method: Method, tensors: Mapping[str, Tensor], model: nn.Module) -> None:
     """Raise an error unless a file has the weights of all members of an ensemble, before these are allocated."""
-    expected = getattr(method, "members", None)
-    if isinstance(expected, int):
+    if isinstance(method, (Ensemble, CyclicalSGMCMC)):  # other members share their weights
+        expected = method.members
         stored = {name: tensor for name, tensor in tensors.items() if name.startswith(_MEMBERS)}
         members = {name.removeprefix(_MEMBERS).partition(".")[0] for name in stored}
         weights = sum(tensor.numel() for tensor in stored.values())

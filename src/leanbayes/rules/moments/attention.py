@@ -87,10 +87,12 @@ def _in_pieces(
     q: Moments, k: Moments, v: Moments, mask: Tensor | None, noise: Tensor | None, scale: float
 ) -> tuple[Tensor, Tensor | None]:
     """Compute the noise of a few examples at a time on a CPU: there are dozens of results of the size of the scores."""
+    if q.device.type != "cpu" or _spent(q.loc) is None:  # the compiler plans memory itself, for any number of examples
+        return _noise(q, k, v, mask, noise, scale)
     examples, extras = len(q.loc), [x for x in (mask, noise) if x is not None]
     rows = max(1, _PIECE // max(1, math.prod(q.shape[1:-1]) * k.shape[-2]))
     alike = q.dim() > 2 and q.shape[:-2] == k.shape[:-2] == v.shape[:-2] and all(x.dim() <= q.dim() for x in extras)
-    if q.device.type != "cpu" or rows >= examples or not alike or _spent(q.loc) is None:
+    if rows >= examples or not alike:
         return _noise(q, k, v, mask, noise, scale)
 
     def cut(x: Tensor | None, piece: slice, dim: int = 0) -> Tensor | None:
