@@ -75,7 +75,19 @@ Examples:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command, and return the exit code."""
-    words = list(sys.argv[1:] if arguments is None else arguments)
+    code = _run_safely(list(sys.argv[1:] if arguments is None else arguments))
+    if torch.distributed.is_available() and torch.distributed.is_initialized():
+        torch.distributed.destroy_process_group()
+        if "TORCHELASTIC_RUN_ID" in os.environ:
+            # Threads of torch may abort while the interpreter shuts down, which torchrun reports as a failed training.
+            sys.stdout.flush()
+            sys.stderr.flush()
+            os._exit(code)
+    return code
+
+
+def _run_safely(words: list[str]) -> int:
+    """Run one command, and report errors as one sentence."""
     try:
         with one_line_warnings():
             code = _run(words)
@@ -90,9 +102,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return complain(str(missing_package(f"This needs {error.name}, which is not installed", "cli")), 1)
     except SystemExit as leaving:  # the parser has reported an error, or printed its help
         return leaving.code if isinstance(leaving.code, int) else 0 if leaving.code is None else 2
-    finally:
-        if torch.distributed.is_available() and torch.distributed.is_initialized():
-            torch.distributed.destroy_process_group()
 
 
 def _run(words: list[str]) -> int:

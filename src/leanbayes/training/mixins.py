@@ -191,7 +191,7 @@ class LightningMixin:
     Args:
         model: The Bayesian model, as the attribute `bnn`.
         num_data: The number of training examples.
-        lr: The learning rate. By default 1e-3, or 0.1 with `engine="ivon"`.
+        lr: The learning rate. None means the default of `lb.IVON`, or 1e-3 for AdamW.
         temperature: The weight of the KL. None means the default of the engine, as in `lb.fit`.
         samples: The number of samples of an evaluation. By default the method's.
         labels_per_example: The labeled tokens or pixels of an example, which `lb.IVON` needs: the loss is their mean.
@@ -217,7 +217,8 @@ class LightningMixin:
         super().__init__()
         self.bnn = model
         self._loop = _Loop(model, num_data, temperature, labels_per_example)
-        self._lr, self._samples = (0.1 if model.method.engine == "ivon" else 1e-3) if lr is None else lr, samples
+        default = defaults_for(model.method.engine, model.likelihood).lr
+        self._lr, self._samples = (1e-3 if default is None else default) if lr is None else lr, samples
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """Run the network with one sample of the weights."""
