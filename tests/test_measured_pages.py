@@ -5,7 +5,9 @@ import re
 import runpy
 import shutil
 import statistics
+from collections.abc import Iterable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -58,3 +60,39 @@ def test_wide_tables_are_behind_a_summary(page: str) -> None:
     shown = re.sub(r"<details.*?</details>", "", (ROOT / page).read_text(), flags=re.DOTALL)
     widths = [line.count("|") - 1 for line in shown.splitlines() if re.fullmatch(r"\|[-:| ]+\|", line)]
     assert max(widths, default=0) <= 10
+
+
+MEASURED = re.compile(r"<!-- measured.*?-->(.*?)<!-- /measured -->", re.DOTALL)
+SETTINGS = {"docs/training.md": {"0.999"}}  # numbers in the text of a page that nobody measured
+
+
+def rounded(values: Iterable[float]) -> set[str]:
+    """All ways to print values, or values in percent, with three or four decimals."""
+    return {f"{one:.{digits}f}" for value in values for one in (value, value / 100, 100 * value) for digits in (3, 4)}
+
+
+@pytest.fixture(scope="module")
+def in_tables() -> set[str]:
+    """The numbers of all tables that programs write."""
+    texts = {page: (ROOT / page).read_text() for page in PAGES}
+    whole = [text for page, text in texts.items() if page in ("docs/results.md", "docs/benchmarks.md")]
+    tables = "\n".join([*whole, *(part for text in texts.values() for part in MEASURED.findall(text))])
+    return rounded(map(float, re.findall(r"\d+\.\d+", tables)))
+
+
+def numbers_in(value: Any) -> Iterator[float]:
+    if isinstance(value, dict | list):
+        for one in value.values() if isinstance(value, dict) else value:
+            yield from numbers_in(one)
+    elif isinstance(value, float):
+        yield value
+
+
+@pytest.mark.parametrize("page", [page for page in PAGES if page not in ("docs/results.md", "docs/benchmarks.md")])
+def test_measured_numbers_in_sentences_are_in_tables_or_in_the_named_file(page: str, in_tables: set[str]) -> None:
+    text = re.sub(r"```.*?```", "", MEASURED.sub("", (ROOT / page).read_text()), flags=re.DOTALL)
+    files = [path for name in re.findall(r"`([\w-]+\.json)`", text) for path in (ROOT / "experiments").rglob(name)]
+    known = in_tables | rounded(value for path in files for value in numbers_in(json.loads(path.read_text())))
+    plain = re.sub(r"`[^`]*`", "", text)
+    quoted = {f"0{one}" if one.startswith(".") else one for one in re.findall(r"(?<![\w.])(\d*\.\d{3,4})\b", plain)}
+    assert quoted - known - SETTINGS.get(page, set()) == set()
