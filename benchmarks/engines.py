@@ -237,7 +237,8 @@ class Variant:
     def _train_bayesian(self, problem: Problem, bnn: lb.BayesianModel) -> None:
         self.model = bnn
         if bnn.method.engine == "ivon":
-            self.optimizers = [lb.IVON(bnn, lr=self._lr, num_data=NUM_DATA)]
+            labels = problem.y.numel() / len(problem.y)
+            self.optimizers = [lb.IVON(bnn, lr=self._lr, num_data=NUM_DATA, labels_per_example=labels)]
         elif problem.is_language:
             groups = bnn.parameter_groups(scale_lr=LR)
             self.optimizers = [torch.optim.AdamW(groups, lr=self._lr, **self._adam)]

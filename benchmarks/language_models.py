@@ -115,7 +115,8 @@ class Variant:
             del network
             self.model = bnn
             if method.engine == "ivon":
-                self.optimizer = lb.IVON(bnn, lr=1e-3, num_data=NUM_DATA)
+                labels = problem.y.numel() / len(problem.y)
+                self.optimizer = lb.IVON(bnn, lr=1e-3, num_data=NUM_DATA, labels_per_example=labels)
             else:
                 groups = bnn.parameter_groups(scale_lr=1e-3)
                 self.optimizer = torch.optim.AdamW(groups, lr=1e-4, **fused)  # type: ignore[arg-type]

@@ -78,7 +78,8 @@ def adapted(network: GPT2LMHeadModel, method: lb.Method, prose: Tensor) -> Adapt
     bnn = lb.bayesianize(model, method, select="lora_" if method.bayesian_weights else None, seed=0)
     optimizer: torch.optim.Optimizer
     if method.engine == "ivon":
-        optimizer = lb.IVON(bnn, lr=0.3, num_data=len(prose) * LENGTH, hess_init=0.05)
+        labels = LENGTH - 1  # the first byte of a window is not predicted
+        optimizer = lb.IVON(bnn, lr=0.3, num_data=len(prose), labels_per_example=labels, hess_init=0.05)
     else:
         optimizer = torch.optim.AdamW(bnn.parameter_groups(scale_lr=5e-3), lr=3e-3, weight_decay=0.0)
     order = torch.Generator().manual_seed(0)

@@ -179,7 +179,7 @@ def test_a_step_of_a_language_model_costs_little_more_than_a_plain_one(engine: A
     network = gpt2(50_257, positions=64)
     bnn = lb.bayesianize(network, lb.MeanField(engine=engine))
     if engine == "ivon":
-        lb.IVON(bnn, num_data=10_000)
+        lb.IVON(bnn, num_data=10_000, labels_per_example=63)
 
     def plain() -> None:
         with torch.autocast("cpu", torch.bfloat16):

@@ -54,7 +54,7 @@ def trained(network: Any, engine: Any = "backprop", steps: int = 15) -> lb.Bayes
     bnn = lb.bayesianize(network, lb.MeanField(engine=engine, init_std=0.02), select="lora_")
     optimizer: torch.optim.Optimizer
     if engine == "ivon":
-        optimizer = lb.IVON(bnn, lr=0.3, num_data=1000, hess_init=1.0)
+        optimizer = lb.IVON(bnn, lr=0.3, num_data=1000, labels_per_example=9, hess_init=1.0)
     else:
         optimizer = torch.optim.Adam(bnn.parameter_groups(), lr=1e-2)
     losses = []

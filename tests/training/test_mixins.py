@@ -166,6 +166,14 @@ def test_lightning_needs_nothing_but_the_model_and_num_data(engine: Any) -> None
     assert type(trainer.optimizers[0]).__name__ == ("IVON" if engine == "ivon" else "AdamW")
 
 
+def test_lightning_counts_the_labels_of_an_example() -> None:
+    data = counting(48)
+    bnn = lb.bayesianize(gpt2(), lb.MeanField(engine="ivon"), seed=0)
+    module, trainer = BayesianModule(bnn, num_data=len(data)), lightning_trainer(max_steps=1)
+    trainer.fit(module, DataLoader(data, 16))  # type: ignore[arg-type]
+    assert trainer.optimizers[0].param_groups[0]["loss_weight"] == 48 * 8  # labeled tokens
+
+
 @pytest.mark.parametrize("engine", ENGINES)
 def test_lightning_resumes_with_its_stds(engine: Any, tmp_path: Path) -> None:
     data = points(64)

@@ -24,6 +24,7 @@ class OptimizerSettings:
         scale_lr: The learning rate of Adam, which trains stds and the noise of the data.
         temperature: The weight of the KL.
         hess_init: The initial curvature of the engine "ivon".
+        labels_per_example: The mean number of labels of an example, or None for one label.
         keep_std: Whether the stds of the model stay as they are, because a training continues.
     """
 
@@ -34,6 +35,7 @@ class OptimizerSettings:
     scale_lr: float = 1e-2
     temperature: float = 1.0
     hess_init: float | None = None
+    labels_per_example: float | None = None
     keep_std: bool = False
 
 

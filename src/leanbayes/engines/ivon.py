@@ -37,7 +37,8 @@ class IVON(torch.optim.Optimizer):
     optimizer: schedulers, gradient clipping, accumulated gradients and `state_dict` work. Its state is one momentum per
     parameter; the curvature is stored as the std of the posterior.
 
-    With the mean loss L of a batch, λ = num_data / temperature and the prior N(m, s²), a step is
+    With the mean loss L of a batch, the prior N(m, s²) and λ = num_data · labels_per_example / temperature, so that λL
+    is the NLL of all training data, a step is
 
         r  = λσ·∂L/∂σ + σ²/s² - 1
         σ² ← σ² / (1 + (1-β₂)·r + ½(1-β₂)²·r²)
@@ -56,8 +57,7 @@ class IVON(torch.optim.Optimizer):
             one.
         lr: The learning rate. The momentum is an average of gradients, so it is about ten times that of SGD with
             momentum 0.9. None means 1 for classes and 0.1 for a regression.
-        num_data: The number of training examples. If the loss is a mean over tokens or pixels, the number of
-            labeled ones in all examples.
+        num_data: The number of training examples, as in `lb.elbo_loss`.
         temperature: The weight of the KL. 1 is the Bayesian posterior.
         betas: β₁ of the momentum and β₂ of the stds.
         hess_init: The curvature that σ starts from. None chooses 0.5, or more if σ₀ would be more than a fifth of the
@@ -65,6 +65,9 @@ class IVON(torch.optim.Optimizer):
         weight_decay: The weight decay of parameters without a prior: norms, biases and deterministic weights.
         scale_lr: The learning rate of the noise in the data if it is learned, by Adam's update.
         keep_std: Keep the stds that the model has, to continue a training, instead of starting from σ₀.
+        labels_per_example: The mean number of labels of an example, if the loss is a mean over several of them: the
+            labeled tokens of a sequence, without the first one, or the labeled pixels of an image. None means one
+            label; `lb.elbo_loss` raises an error if there are more.
 
     Raises:
         LeanBayesError: The model is trained by another engine, or an argument is out of range.
@@ -91,6 +94,7 @@ class IVON(torch.optim.Optimizer):
         weight_decay: float = _WEIGHT_DECAY,
         scale_lr: float = 1e-2,
         keep_std: bool = False,
+        labels_per_example: float | None = None,
     ) -> None:
         bnn = unwrap(model)
         if bnn.method.engine != "ivon":
@@ -101,13 +105,14 @@ class IVON(torch.optim.Optimizer):
         if lr is None:
             lr = defaults_for("ivon", bnn.likelihood).lr
         assert lr is not None
-        _check_arguments(lr, num_data, temperature, betas, hess_init, weight_decay, scale_lr)
+        labels = 1.0 if labels_per_example is None else labels_per_example
+        _check_arguments(lr, num_data, temperature, betas, hess_init, weight_decay, scale_lr, labels)
         self._posterior, self._likelihood = bnn.posterior, bnn.likelihood
         weights = _diagonal(bnn.posterior)
         noise = likelihood_parameters(bnn)
         others = {id(p) for p in [*weights, *noise]}
         rest = [p for p in bnn.parameters() if p.requires_grad and id(p) not in others]
-        scale = float(num_data / temperature)
+        scale = float(num_data * labels / temperature)
         groups: list[dict[str, Any]] = []
         if weights:
             hess_init = _initial_curvature(bnn.posterior, scale) if hess_init is None else float(hess_init)
@@ -128,7 +133,7 @@ class IVON(torch.optim.Optimizer):
             self._momentum(parameter)
         for parameter in (p for p in bnn.scale_parameters() if is_sharded(p)):
             self.state[parameter]["step"] = torch.zeros(())
-        bnn.optimized_by = "ivon"
+        bnn.optimized_by, bnn.labels_per_example = "ivon", labels_per_example
 
     def __getstate__(self) -> dict[str, Any]:
         """Return the state to copy, with the posterior and the likelihood."""
@@ -288,10 +293,12 @@ def _check_arguments(
     hess_init: float | None,
     weight_decay: float,
     scale_lr: float,
+    labels_per_example: float,
 ) -> None:
     if isinstance(lr, Tensor) and lr.numel() != 1:
         raise LeanBayesError(f"lr must be one number, not a tensor of shape {tuple(lr.shape)}.")
     numbers = {"num_data": num_data, "temperature": temperature, "hess_init": 1 if hess_init is None else hess_init}
+    numbers["labels_per_example"] = labels_per_example
     for name, value in {**numbers, "lr": float(lr), "scale_lr": scale_lr}.items():
         if not 0 < value < math.inf:
             raise LeanBayesError(f"{name}={value} must be a positive number.")
@@ -316,5 +323,6 @@ class NaturalGradient(Engine):
             weight_decay=_WEIGHT_DECAY if settings.weight_decay is None else settings.weight_decay,
             scale_lr=settings.scale_lr,
             keep_std=settings.keep_std,
+            labels_per_example=settings.labels_per_example,
         )
         return [optimizer]

@@ -43,6 +43,10 @@ class Likelihood(nn.Module, Generic[P]):
         """Return the negative log-likelihood of a batch, given its outputs."""
         raise NotImplementedError  # abstract
 
+    def observations(self, y: Tensor) -> Tensor | int:
+        """Return the number of observations in labels, over which a loss is a mean: one per example, by default."""
+        return len(y)
+
     def expected_nll(
         self, output: Moments, y: Tensor, key: Tensor | None = None, samples: int = LOGIT_SAMPLES
     ) -> "NegativeLogLikelihood":

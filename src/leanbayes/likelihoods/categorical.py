@@ -52,19 +52,21 @@ class Categorical(Likelihood[ClassPrediction]):
 
     def output_nll(self, output: Tensor, y: Tensor) -> NegativeLogLikelihood:
         """Return the cross-entropy, summed over the labeled positions."""
-        y = self.aligned(y)
+        labels = self.aligned(y)
         if self.class_dim % output.dim() == output.dim() - 1:  # rows of classes, without a copy
-            total = cross_entropy(output.flatten(0, -2), y.flatten(), self.ignore_index)
+            total = cross_entropy(output.flatten(0, -2), labels.flatten(), self.ignore_index)
         else:
             logits = as_float(output).movedim(self.class_dim, 1)
-            total = F.cross_entropy(logits, y, ignore_index=self.ignore_index, reduction="sum")
-        return NegativeLogLikelihood(total, self._observations(y))
+            total = F.cross_entropy(logits, labels, ignore_index=self.ignore_index, reduction="sum")
+        return NegativeLogLikelihood(total, self.observations(y))
 
     def aligned(self, y: Tensor) -> Tensor:
         """Return the labels that the outputs of each position predict: those of the same position."""
         return y
 
-    def _observations(self, y: Tensor) -> Tensor:
+    def observations(self, y: Tensor) -> Tensor:
+        """Return the number of labels that count."""
+        y = self.aligned(y)
         labeled = (y != self.ignore_index).sum()
         # A batch without labels has no loss, and its KL is weighted as if all positions were labeled.
         return torch.where(labeled > 0, labeled, y.numel())
@@ -75,29 +77,29 @@ class Categorical(Likelihood[ClassPrediction]):
         """Return the expected cross-entropy, from samples of the logits."""
         loc, variance = (part.movedim(self.class_dim, -1) for part in mean_and_variance(output))
         key = noise.make_key(0, device=loc.device) if key is None else key
-        y = self.aligned(y)
-        labeled = y != self.ignore_index
-        total = expected_cross_entropy(loc, variance, y.where(labeled, 0), labeled, key, samples)
-        return NegativeLogLikelihood(total, self._observations(y))
+        labels = self.aligned(y)
+        labeled = labels != self.ignore_index
+        total = expected_cross_entropy(loc, variance, labels.where(labeled, 0), labeled, key, samples)
+        return NegativeLogLikelihood(total, self.observations(y))
 
     def bounded_nll(self, output: Moments, y: Tensor) -> NegativeLogLikelihood:
         """Return an upper bound of `expected_nll` without samples: log Σ_c exp(m_c + v_c/2) - m_y, by Jensen."""
         loc, variance = (part.movedim(self.class_dim, -1) for part in mean_and_variance(output))
-        y = self.aligned(y)
-        labeled = y != self.ignore_index
-        chosen = loc.gather(-1, y.where(labeled, 0).unsqueeze(-1)).squeeze(-1)
+        labels = self.aligned(y)
+        labeled = labels != self.ignore_index
+        chosen = loc.gather(-1, labels.where(labeled, 0).unsqueeze(-1)).squeeze(-1)
         terms = (loc + 0.5 * variance).logsumexp(-1) - chosen
-        return NegativeLogLikelihood((terms * labeled).sum(), self._observations(y))
+        return NegativeLogLikelihood((terms * labeled).sum(), self.observations(y))
 
     def gaussian_nll(self, output: Moments, y: Tensor) -> NegativeLogLikelihood:
         """Score one-hot labels by the mean and variance of the probabilities."""
         probs = single(output).softmax(self.class_dim)
         mean, variance = (part.movedim(self.class_dim, -1) for part in mean_and_variance(probs))
-        y = self.aligned(y)
-        labeled = y != self.ignore_index
-        target = torch.zeros_like(mean).scatter(-1, y.where(labeled, 0).unsqueeze(-1), 1.0)
+        labels = self.aligned(y)
+        labeled = labels != self.ignore_index
+        target = torch.zeros_like(mean).scatter(-1, labels.where(labeled, 0).unsqueeze(-1), 1.0)
         total = (label_density(mean, variance, target).sum(-1) * labeled).sum()
-        return NegativeLogLikelihood(total, self._observations(y))
+        return NegativeLogLikelihood(total, self.observations(y))
 
     def predict_moments(self, output: Moments) -> ClassPrediction:
         """Average the softmax over fixed samples of the logits, with their covariance."""

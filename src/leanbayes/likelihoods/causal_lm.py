@@ -111,7 +111,8 @@ class CausalLM(Categorical):
     Labels are those that `labels=` of such a model takes: the token at each position, usually `input_ids` itself, with
     -100 at padding and at other tokens that do not count. The shift by one is done here: the outputs of a position
     predict the label of the next one. An observation is a labeled token, so the loss has the scale of the usual
-    cross-entropy, and `num_data` counts the sequences of the training data.
+    cross-entropy. `num_data` counts the sequences of the training data, and `labels_per_example` of `lb.IVON` their
+    labeled tokens.
 
     Args:
         ignore_index: Labels with this value do not count.

@@ -41,6 +41,7 @@ class BayesianModel(PosteriorNetwork, Generic[P]):
         report: Which parameters are Bayesian, and why.
         trained_rule: The rule of the last `lb.elbo_loss` with gradients, or None.
         optimized_by: The engine of the optimizer that was made for the model, if it needs one of its own, or None.
+        labels_per_example: The number of labels of an example that this optimizer was told, or None.
         moment_scale: The factors of mean and std that `lb.calibrate` fitted for one-pass prediction.
         moment_layers: The corrections of layers that `lb.calibrate` fitted for one-pass prediction, by weight.
         moment_margin: For `Adjoint(mean="moments")`: the weight of its own variance of the margin, from 0 to 1, and a
@@ -69,6 +70,7 @@ class BayesianModel(PosteriorNetwork, Generic[P]):
         self.report = report
         self.trained_rule: str | None = None
         self.optimized_by: str | None = None
+        self.labels_per_example: float | None = None
         self.policy: Policy | None = None
         self.compiled_passes = CompiledPasses()
         self.row_memory: dict[Any, int] = {}  # bytes that one example takes, as measured by `predict`

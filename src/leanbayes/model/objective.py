@@ -13,7 +13,7 @@ from leanbayes.core.arguments import checked
 from leanbayes.core.network import call_with, map_rows, output_tensor, tensors_of
 from leanbayes.core.parts import local_part
 from leanbayes.errors import LeanBayesError, NotFiniteError
-from leanbayes.likelihoods import Likelihood
+from leanbayes.likelihoods import Categorical, Likelihood
 from leanbayes.model.bayesian import BayesianModel
 from leanbayes.model.defaults import defaults_for
 from leanbayes.model.prediction import MOST_SAMPLES
@@ -45,7 +45,9 @@ def elbo_loss(
         model: A `BayesianModel`, or DistributedDataParallel or torch.compile around one.
         x: A batch of inputs: a tensor, or a tuple or dict of tensors. An entry "labels" that is `y` itself is left out.
         y: The labels.
-        num_data: The number of training examples, by which the KL is divided. A KL that is a mean, as
+        num_data: The number of training examples, by which the KL is divided. If the loss is a mean over several labels
+            of an example, such as the tokens of a sequence or the pixels of an image, the KL is also divided by their
+            mean number in the batch: sequences are counted here, not tokens. A KL that is a mean, as
             `lb.PBN(kl="mean")` has it, is not divided: the temperature is then its weight relative to the mean NLL.
         likelihood: Another likelihood for this loss than the model's own. It may not have parameters.
         temperature: The weight of the KL; 1 is the ELBO. None means the default of the model's engine, as in `lb.fit`
@@ -86,6 +88,11 @@ def elbo_loss(
             raise LeanBayesError(
                 f"{type(bnn.method).__name__} has engine='ivon': make optimizer = lb.IVON(bnn, num_data=...) before "
                 "the loss, or use engine='backprop' for other optimizers."
+            )
+        if by_optimizer and bnn.labels_per_example is None and isinstance(used, Categorical) and y.numel() > len(y):
+            raise LeanBayesError(
+                "The loss is a mean over several labels per example, and lb.IVON was not told how many: pass "
+                "labels_per_example, the mean number of labeled tokens or pixels of an example."
             )
     if over == "fold" and samples > 1:
         x, y = (map_rows(functools.partial(_repeat, times=samples), batch, len(y)) for batch in (x, y))

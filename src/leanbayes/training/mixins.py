@@ -1,6 +1,6 @@
 """Mixins for the training loops of other libraries: `transformers.Trainer` and Lightning. Neither is imported here."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
@@ -16,6 +16,7 @@ from leanbayes.model.bayesian import BayesianModel
 from leanbayes.model.defaults import defaults_for
 from leanbayes.model.method import Training
 from leanbayes.model.objective import elbo_loss, unwrap
+from leanbayes.training.label_counts import labels_of, labels_per_example
 
 
 class _Loop:
@@ -25,10 +26,12 @@ class _Loop:
         bnn: The model.
         num_data: The number of training examples.
         temperature: The weight of the KL, or None for the default of the engine.
-        labels_per_example: The labeled tokens or pixels of an example.
+        labels_per_example: The mean number of labels of an example, or None to count them.
     """
 
-    def __init__(self, bnn: BayesianModel, num_data: int, temperature: float | None, labels_per_example: float) -> None:
+    def __init__(
+        self, bnn: BayesianModel, num_data: int, temperature: float | None, labels_per_example: float | None
+    ) -> None:
         if temperature is None:
             temperature = defaults_for(bnn.method.engine, bnn.likelihood).temperature
         stages = bnn.method.stages()
@@ -39,8 +42,19 @@ class _Loop:
         self.training = Training(bnn, steps=1, num_data=num_data, temperature=temperature, average=_average)
         self.labels_per_example, self.resumed = labels_per_example, False
 
-    def start(self, lr: float, make: Callable[[list[dict[str, Any]]], torch.optim.Optimizer]) -> torch.optim.Optimizer:
-        """Return the optimizer, with the hooks of the method. `make` makes one for parameter groups."""
+    def start(
+        self,
+        lr: float,
+        make: Callable[[list[dict[str, Any]]], torch.optim.Optimizer],
+        labels: Callable[[], Iterable[Tensor]],
+    ) -> torch.optim.Optimizer:
+        """Return the optimizer, with the hooks of the method.
+
+        Args:
+            lr: The learning rate.
+            make: Makes an optimizer for parameter groups.
+            labels: Returns labels of training examples in batches.
+        """
         training, bnn = self.training, self.training.model
         if not self.resumed:
             bnn.method.start(training)
@@ -48,9 +62,11 @@ class _Loop:
                 raise LeanBayesError(f"{type(bnn.method).__name__} replaces its model at the start: use lb.fit.")
         optimizer: torch.optim.Optimizer
         if bnn.method.engine == "ivon":
-            observations = max(1, round(training.num_data * self.labels_per_example))
+            if self.labels_per_example is None:
+                self.labels_per_example = labels_per_example(bnn.likelihood, labels())
             settings: dict[str, Any] = {"temperature": training.temperature, "keep_std": self.resumed}
-            optimizer = IVON(bnn, lr, num_data=observations, **settings)
+            settings["labels_per_example"] = self.labels_per_example
+            optimizer = IVON(bnn, lr, num_data=training.num_data, **settings)
         else:
             optimizer = make(bnn.parameter_groups())
         training.optimizers = [optimizer]
@@ -99,6 +115,8 @@ class TrainerMixin:
         num_data: The number of training examples. By default the length of `train_dataset`.
         temperature: The weight of the KL. None means the default of the engine, as in `lb.fit`.
         samples: The number of samples of an evaluation. By default the method's.
+        labels_per_example: What `lb.IVON` takes by this name: the mean number of labeled tokens or pixels of an
+            example. By default that of up to 512 examples from all parts of `train_dataset`.
         **kwargs: The arguments of the trainer.
 
     Example:
@@ -117,6 +135,7 @@ class TrainerMixin:
         num_data: int | None = None,
         temperature: float | None = None,
         samples: int | None = None,
+        labels_per_example: float | None = None,
         **kwargs: Any,
     ) -> None:
         super().__init__(*args, **kwargs)
@@ -126,19 +145,8 @@ class TrainerMixin:
             if not hasattr(trainer.train_dataset, "__len__"):
                 raise LeanBayesError("The training data have no length: pass num_data, the number of examples.")
             num_data = len(trainer.train_dataset)
-        self._loop = _Loop(unwrap(trainer.model), num_data, temperature, self._labels_per_example())
+        self._loop = _Loop(unwrap(trainer.model), num_data, temperature, labels_per_example)
         self._samples = samples
-
-    def _labels_per_example(self) -> float:
-        """Return how many labels count in an example, by the mean over a few. Streams do not say."""
-        trainer: Any = self
-        data, bnn = trainer.train_dataset, unwrap(trainer.model)
-        if not hasattr(data, "__len__") or not hasattr(data, "__getitem__") or bnn.method.engine != "ivon":
-            return 1.0
-        chosen = range(0, len(data), max(1, len(data) // 32))
-        _, y = as_pair(trainer.data_collator([data[place] for place in chosen]))
-        y = getattr(bnn.likelihood, "aligned", lambda y: y)(y)
-        return float((y != ignored(bnn)).sum()) / len(y) if y.dim() > 1 and not y.is_floating_point() else 1.0
 
     def compute_loss(self, model: nn.Module, inputs: Any, return_outputs: bool = False, **_: Any) -> Any:
         """Return the negative ELBO."""
@@ -155,7 +163,8 @@ class TrainerMixin:
             return kind([{"weight_decay": trainer.args.weight_decay, **group} for group in groups], **settings)
 
         if trainer.optimizer is None:
-            trainer.optimizer = self._loop.start(trainer.args.learning_rate, make)
+            labels = lambda: labels_of(trainer.train_dataset, trainer.data_collator)  # noqa: E731
+            trainer.optimizer = self._loop.start(trainer.args.learning_rate, make, labels)
         return trainer.optimizer
 
     def create_scheduler(self, num_training_steps: int, *args: Any, **kwargs: Any) -> Any:
@@ -194,7 +203,8 @@ class LightningMixin:
         lr: The learning rate. None means the default of `lb.IVON`, or 1e-3 for AdamW.
         temperature: The weight of the KL. None means the default of the engine, as in `lb.fit`.
         samples: The number of samples of an evaluation. By default the method's.
-        labels_per_example: The labeled tokens or pixels of an example, which `lb.IVON` needs: the loss is their mean.
+        labels_per_example: What `lb.IVON` takes by this name: the mean number of labeled tokens or pixels of an
+            example. By default that of up to 512 examples from all parts of the data set of the training loader.
 
     Example:
         >>> class BayesianModule(leanbayes.training.LightningMixin, lightning.LightningModule):
@@ -212,7 +222,7 @@ class LightningMixin:
         lr: float | None = None,
         temperature: float | None = None,
         samples: int | None = None,
-        labels_per_example: float = 1.0,
+        labels_per_example: float | None = None,
     ) -> None:
         super().__init__()
         self.bnn = model
@@ -255,7 +265,14 @@ class LightningMixin:
         """Return the optimizer of the engine."""
         module: Any = self
         self._loop.training.steps = int(module.trainer.estimated_stepping_batches)
-        return self._loop.start(self._lr, lambda groups: torch.optim.AdamW(groups, self._lr, weight_decay=0.0))
+
+        def labels() -> Iterable[Tensor]:
+            module.trainer.fit_loop.setup_data()  # which does nothing the second time
+            loader = module.trainer.train_dataloader
+            known = hasattr(loader, "dataset") and hasattr(loader, "collate_fn")
+            return labels_of(loader.dataset, loader.collate_fn) if known else ()
+
+        return self._loop.start(self._lr, lambda groups: torch.optim.AdamW(groups, self._lr, weight_decay=0.0), labels)
 
     def on_load_checkpoint(self, checkpoint: Any) -> None:
         """Keep the stds of the checkpoint."""

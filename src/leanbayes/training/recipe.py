@@ -192,13 +192,16 @@ class Recipe:
             return self
         return self.changed({"temperature": defaults_for(engine, likelihood).temperature})
 
-    def optimizers(self, bnn: BayesianModel, num_data: int, *, keep_std: bool = False) -> list[torch.optim.Optimizer]:
+    def optimizers(
+        self, bnn: BayesianModel, num_data: int, *, keep_std: bool = False, labels_per_example: float | None = None
+    ) -> list[torch.optim.Optimizer]:
         """Return the optimizers that the engine of the model's method trains it with.
 
         Args:
             bnn: The model.
             num_data: The number of training examples.
             keep_std: Whether a training continues, so that the stds stay as they are.
+            labels_per_example: The mean number of labels of an example, if the loss is a mean over several of them.
 
         Raises:
             LeanBayesError: No parameter of the model requires a gradient, or the engine cannot train this posterior.
@@ -208,7 +211,8 @@ class Recipe:
         if temperature == "auto":
             raise LeanBayesError("temperature='auto' is chosen by lb.fit: give a number here.")
         settings = {name: getattr(self, name) for name in names} | {"temperature": temperature}
-        return make_optimizers(bnn, OptimizerSettings(num_data=num_data, keep_std=keep_std, **settings))
+        settings |= {"keep_std": keep_std, "labels_per_example": labels_per_example}
+        return make_optimizers(bnn, OptimizerSettings(num_data=num_data, **settings))
 
 
 WHOLE_RUN = tuple(one.name for one in fields(Recipe) if one.metadata.get("whole_run"))

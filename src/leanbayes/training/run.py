@@ -23,6 +23,7 @@ from leanbayes.core.files import reason_of
 from leanbayes.core.layout import Select
 from leanbayes.core.network import input_dtype
 from leanbayes.data import Batches, Data
+from leanbayes.data.base import in_memory
 from leanbayes.deploy.loading import load
 from leanbayes.deploy.model_file import save
 from leanbayes.errors import FileFormatError, LeanBayesError
@@ -35,6 +36,7 @@ from leanbayes.training.checkpoints import Checkpoints, TrainingState
 from leanbayes.training.estimate import pass_seconds
 from leanbayes.training.identity import check_same_run, identity
 from leanbayes.training.journal import Journal
+from leanbayes.training.label_counts import labels_per_example
 from leanbayes.training.loop import Loop
 from leanbayes.training.plan import StagePlan, plan_stages
 from leanbayes.training.posterior_check import posterior_problem
@@ -316,9 +318,20 @@ class Run:
         if not training.steps:  # nor a checkpoint: a resumed run starts the stage again
             journal.epoch_done(None)
             return bnn
-        training.optimizers = plan.recipe.optimizers(bnn, training.num_data, keep_std=state is not None)
+        training.optimizers = plan.recipe.optimizers(
+            bnn,
+            training.num_data,
+            keep_std=state is not None,
+            labels_per_example=self._labels_per_example(bnn) if plan.method.engine == "ivon" else None,
+        )
         Loop(plan, training, self._batches, self._accelerator, journal, self._validate, stop, state).run()
         return bnn
+
+    def _labels_per_example(self, bnn: BayesianModel) -> float | None:
+        """Return the mean number of labels of a training example, the same in every process."""
+        known = in_memory(self._data.train)
+        labels = (y for _, y in self._plain_batches()) if known is None else [known.labels()]
+        return labels_per_example(bnn.likelihood, labels)
 
     def _next_model(self, plan: StagePlan, bnn: BayesianModel | None) -> BayesianModel:
         """Return the model that a stage starts from."""
