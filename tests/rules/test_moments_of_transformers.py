@@ -1,8 +1,11 @@
 """Networks of transformers with the rule `moments`: one pass against plain networks and weight samples."""
 
 import functools
+from typing import Any
 
 import pytest
+import torch
+import torch.nn.functional as F
 from moment_networks import (
     assert_compiles,
     assert_plain_without_noise,
@@ -13,6 +16,7 @@ from moment_networks import (
     with_noise,
 )
 from network_cases import Case, floats, hf_cases, seeded, tokens
+from torch import Tensor
 
 from leanbayes.core.network import output_tensor
 
@@ -104,3 +108,56 @@ def test_padding_does_not_change_the_moments() -> None:
     padded, alone = moments_of(bnn, inputs, "none"), moments_of(bnn, short, "none")
     assert (padded.loc[1] - alone.loc[0]).abs().max() < 1e-5
     assert ((padded.variance[1] / alone.variance[0]).log().abs() < 1e-3).all()
+
+
+# -- padded language models -------------------------------------------------------------------------------------------
+
+LENGTHS = (8, 5, 2)
+
+
+def language_model(name: str, attention: str) -> Any:
+    """A GPT-2, or a Llama with grouped queries, rotary positions and RMSNorm."""
+    import transformers as t
+
+    torch.manual_seed(0)
+    common = {"vocab_size": 31, "initializer_range": 0.2, "attn_implementation": attention}
+    if name == "gpt2":
+        gpt2 = {"n_embd": 16, "n_layer": 2, "n_head": 2, "n_positions": 8, "bos_token_id": 0, "eos_token_id": 0}
+        return t.GPT2LMHeadModel(t.GPT2Config(**common, **gpt2))
+    llama = {"hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 2}
+    heads = {"num_attention_heads": 4, "num_key_value_heads": 2}
+    return t.LlamaForCausalLM(t.LlamaConfig(**common, **llama, **heads))
+
+
+def padded(side: str) -> tuple[dict[str, Tensor], list[Tensor]]:
+    """Return a padded batch, and its sequences alone."""
+    generator = torch.Generator().manual_seed(1)
+    alone = [torch.randint(1, 31, (1, length), generator=generator) for length in LENGTHS]
+    edges = [(8 - length, 0) if side == "left" else (0, 8 - length) for length in LENGTHS]
+    ids = torch.cat([F.pad(one, edge) for one, edge in zip(alone, edges, strict=True)])
+    mask = torch.cat([F.pad(torch.ones_like(one), edge) for one, edge in zip(alone, edges, strict=True)])
+    return {"input_ids": ids, "attention_mask": mask, "position_ids": (mask.cumsum(1) - 1).clamp_min(0)}, alone
+
+
+@pytest.mark.parametrize("side", ["left", "right"])
+@pytest.mark.parametrize("attention", ["sdpa", "eager"])
+@pytest.mark.parametrize("name", ["gpt2", "llama"])
+def test_a_padded_sequence_has_the_moments_that_it_has_alone(name: str, attention: str, side: str) -> None:
+    bnn = with_noise(language_model(name, attention))
+    inputs, alone = padded(side)
+    found, tokens = moments_of(bnn, inputs), inputs["attention_mask"].bool()
+    for row, ids in enumerate(alone):
+        expected = moments_of(bnn, {"input_ids": ids})
+        torch.testing.assert_close(found.loc[row, tokens[row]], expected.loc[0], rtol=1e-4, atol=1e-5)
+        torch.testing.assert_close(found.variance[row, tokens[row]], expected.variance[0], rtol=1e-3, atol=0)
+
+
+@pytest.mark.parametrize("name", ["gpt2", "llama"])
+def test_std_of_padded_sequences_equals_that_of_weight_samples(name: str) -> None:
+    bnn = with_noise(language_model(name, "sdpa"))
+    inputs, _ = padded("left")
+    with torch.no_grad():
+        samples = torch.stack([bnn(**inputs).logits for _ in range(300)])
+    ratios = moments_of(bnn, inputs).stddev / samples.std(0)
+    for row, counted in enumerate(inputs["attention_mask"].bool()):
+        assert 0.8 <= ratios[row, counted].median().item() <= 1.6  # 0.94 to 1.37; up to 6 if padding counts

@@ -62,7 +62,7 @@ def _mean_tangent(
             slope = _on_grid(slope, shape, grid)
             dims = [dim for dim in constant if slope.shape[dim] != 1]
             if dims:
-                mean = slope.mean(dims, keepdim=True)
+                mean = terms[0][0].within.mean(slope, dims)
                 deviations.append((slope - mean, common))
                 slope = mean
         part = common if isinstance(slope, float | int) and slope == 1 else slope * common

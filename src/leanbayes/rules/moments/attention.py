@@ -121,14 +121,15 @@ def _noise(
     """Return the independent variance and the common noise of the outputs."""
     for x in (k, v):
         x.loc = x.loc - x.loc.mean(-2, keepdim=True)  # only differences matter, and this reduces rounding errors
-    attended = _attend(q.loc, k.loc, v.loc, mask, scale)
+    padded = any(x.within.counted is not None for x in (q, k, v))
+    attended = _attend(q.loc, k.loc, v.loc, mask, scale, padded)
     by_scores, by_values = _variances(q, k, v, attended, noise, scale)
     independent = saturated(by_scores, attended.bound)
     independent = torch.add(independent, by_values, out=_spent(independent))
     common = v.common
     if common is not None and mask is not None:  # fully masked rows have no output
         rows = attended.weights.sum(-1, keepdim=True)
-        share = rows.mean(-2, keepdim=True)
+        share = attended.mean(rows)
         independent = independent + (rows - share).square() * v.common_variance()
         common = share * common
     if q.common is not None:
@@ -142,7 +143,10 @@ def _noise(
 
 
 class _Attended(NamedTuple):
-    """Results of the means: P, o, k̄, the mean variance of the keys under P, that of the values, and C̄/√d."""
+    """Results of the means: P, o, k̄, the mean variance of the keys under P, that of the values, and C̄/√d.
+
+    `counted` is 1 for queries that count in means over them, and 0 for padding; None if all count.
+    """
 
     weights: Tensor
     output: Tensor
@@ -150,9 +154,30 @@ class _Attended(NamedTuple):
     key_variance: Tensor
     bound: Tensor
     covariance: Tensor
+    counted: Tensor | None
+
+    def mean(self, values: Tensor) -> Tensor:
+        """Return the mean over the queries that count."""
+        if self.counted is None:
+            return values.mean(-2, keepdim=True)
+        return (values * self.counted).sum(-2, keepdim=True) / _number(self.counted, values.shape[-2])
 
 
-def _attend(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, scale: float) -> _Attended:
+def _counted(mask: Tensor, queries: int, keys: int) -> Tensor:
+    """Return which queries count: those that attend to something and, in self-attention, that something attends to."""
+    allowed = mask > torch.finfo(mask.dtype).min / 4  # networks also mask by the least finite number
+    attends = allowed.any(-1)
+    if queries == keys:
+        attends = attends & allowed.any(-2)
+    return attends.unsqueeze(-1).to(mask.dtype)
+
+
+def _number(counted: Tensor, queries: int) -> Tensor:
+    """Return the number of queries that count, at least 1."""
+    return counted.expand(*counted.shape[:-2], queries, 1).sum(-2, keepdim=True).clamp_min(1)
+
+
+def _attend(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, scale: float, padded: bool) -> _Attended:
     scores = (scale * q) @ k.mT
     if mask is None:
         weights = torch.softmax(scores, -1)
@@ -163,18 +188,22 @@ def _attend(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, scale: float) 
     columns = [v, k, v.square(), k.square().sum(-1, keepdim=True)]
     sums = weights @ torch.cat(columns, -1)
     output, keys, second, key_second = sums.split([column.shape[-1] for column in columns], -1)
-    received = weights.sum(-2).unsqueeze(-1)
-    covariance = ((received * k).mT @ v - keys.mT @ output) * (scale / weights.shape[-2])
+    counted = None if mask is None or not padded else _counted(mask, q.shape[-2], k.shape[-2])
+    queries = weights.shape[-2]
+    received = (weights if counted is None else weights * counted).sum(-2).unsqueeze(-1)
+    number = queries if counted is None else _number(counted, queries)
+    own = keys if counted is None else keys * counted
+    covariance = ((received * k).mT @ v - own.mT @ output) * (scale / number)
     key_variance = ((key_second - keys.square().sum(-1, keepdim=True)) / k.shape[-1]).clamp_min(0)
     bound = (second - output.square()).clamp_min(0)
-    return _Attended(weights, output, keys, key_variance, bound, covariance)
+    return _Attended(weights, output, keys, key_variance, bound, covariance, counted)
 
 
 def _variances(
     q: Moments, k: Moments, v: Moments, attended: _Attended, noise: Tensor | None, scale: float
 ) -> tuple[Tensor, Tensor]:
     """Return the variance that comes from the scores, and that which comes from the values."""
-    weights, output, keys, key_variance, bound, covariance = attended
+    weights, output, keys, key_variance, bound, covariance, _ = attended
     squares = weights.square()
     variance = scale**2 * q.variance
     by_keys = torch.add(variance, q.loc.square(), alpha=scale**2) @ k.independent.mT
@@ -202,8 +231,8 @@ def _variances(
     related = q.variance @ covariance.square()
     # These proportions are constants for the gradient.
     size = key_variance * bound
-    size = _proportion(size, size.mean(-2, keepdim=True))
-    alike = _proportion(weights.mean(-2, keepdim=True).square().sum(-1, keepdim=True), squares.sum(-1, keepdim=True))
+    size = _proportion(size, attended.mean(size))
+    alike = _proportion(attended.mean(weights).square().sum(-1, keepdim=True), squares.sum(-1, keepdim=True))
     excess = torch.addcmul(related * size, alike, unrelated, value=-1)
     by_scores = unrelated + torch.clamp_min(excess, 0, out=_spent(excess)) + through(by_keys, of_keys)
 

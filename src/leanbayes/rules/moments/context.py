@@ -1,5 +1,6 @@
 """State that all values of one forward pass share: the settings of the rule, and the signs of the probes."""
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
@@ -38,6 +39,7 @@ class Pass:
         batch_first: Whether values of three dimensions are (batch, length, channels), not (length, batch, channels),
             if their sizes do not decide.
         taken: The number of columns of `signs` that layers have used.
+        counted: 1 for the tokens of each example, and 0 for padding, (examples, tokens); None if there is none.
     """
 
     correlation: Correlation = "none"
@@ -47,6 +49,7 @@ class Pass:
     rows: int | None = None
     batch_first: bool = True
     taken: int = 0
+    counted: Tensor | None = None
 
     def next_signs(self, channels: int) -> Tensor:
         """Return signs for the noise of one layer, (probes, channels), scaled so that each column has length 1."""
@@ -64,6 +67,30 @@ class Pass:
             missing, start = missing - (end - start), 0
         signs = pieces[0] if len(pieces) == 1 else torch.cat(pieces, 1)
         return signs.to(torch.float32) * probes**-0.5
+
+    def mean(self, values: Tensor, dims: Sequence[int], lead: int = 0) -> Tensor:
+        """Return the mean over positions, in which padding does not count. The dimensions keep size 1.
+
+        Args:
+            values: The values. Those of padding must be finite.
+            dims: The dimensions of the positions.
+            lead: The dimension of the examples, 1 behind that of probes.
+        """
+        weights = self.weights(values.shape, dims, lead)
+        return values.mean(dims, keepdim=True) if weights is None else (values * weights).sum(dims, keepdim=True)
+
+    def weights(self, shape: Sequence[int], dims: Sequence[int], lead: int = 0) -> Tensor | None:
+        """Return the weights of positions in a mean over `dims`, in a shape that broadcasts; None if they are equal."""
+        if self.counted is None or not self.batch_first:
+            return None
+        rows, tokens = self.counted.shape
+        places = [dim for dim in dims if shape[dim] == tokens]
+        if len(shape) <= lead or shape[lead] != rows or lead in dims or len(places) != 1:
+            return None  # other values than those of all tokens, such as positions that all examples share
+        sizes = [1] * len(shape)
+        sizes[lead], sizes[places[0]] = rows, tokens
+        others = math.prod([shape[dim] for dim in dims if dim != places[0]])
+        return (self.counted / (others * self.counted.sum(1, keepdim=True).clamp_min(1))).view(sizes)
 
     def batch_dim(self, shape: Sequence[int]) -> int:
         """Return the dimension of a value that counts examples, or windows of them."""

@@ -49,7 +49,9 @@ def _propagate(
         # Recompute in the backward pass: to store all intermediate results takes many times the memory.
         moments = checkpoint(exact, m, shrunk(x.variance), use_reentrant=False, preserve_rng_state=False, **settings)
     else:
-        moments = in_pieces(exact, m, x.variance_of, x.positions, settings)
+        # `follow` averages slopes with padding, which does not count.
+        positions = x.positions if x.within.counted is None else []
+        moments = in_pieces(exact, m, x.variance_of, positions, settings)
     if moments.is_mean:
         return x.follow(moments.excess.to(x.dtype), moments.slope, moments.variance)
     plain = function(x.loc, **settings)

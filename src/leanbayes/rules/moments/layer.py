@@ -203,7 +203,7 @@ class Layer:
         """Compute a layer whose positions share the weights and a part of their noise."""
         x = self.inputs[0]
         x = x.settled(self.positions) if isinstance(x, Moments) else x
-        given, loc = InputStatistics.of(x, self.positions, self.dtype), self._loc()
+        given, loc = InputStatistics.of(x, self.positions, self.dtype, self.within), self._loc()
         shares = self._shares(given.mean.shape, loc.shape)
         few = self._outputs <= _FEW  # then products pixel by pixel are cheap
         variance, kept = self._by_position(x, given, shares) if few else self._on_average(x, given, shares)
@@ -227,7 +227,7 @@ class Layer:
             squares = given.squares + shrunk(x.variance) if isinstance(x, Moments) else given.squares
             each = self._product(squares, self.w_variance)
             of_mean = self._compact(given.first, self._collapsed("variance", shares))
-            kept = common_variance(of_mean, each.mean(self.positions, keepdim=True))
+            kept = common_variance(of_mean, self.within.mean(each, self.positions))
             parts.append((each - kept).clamp_min(0))
         return sum(parts[1:], parts[0]), kept
 
@@ -261,7 +261,7 @@ class Layer:
             window = torch.ones((1, 1, *self.w.shape[-self.window :]), dtype=self.dtype, device=self.w.device)
             geometry = {name: value for name, value in self.use.arguments.items() if name in _GEOMETRY}
             pattern = self.function(pattern, window, **geometry).to(self.dtype)
-        return pattern / pattern.mean(self.positions, keepdim=True).clamp_min(torch.finfo(self.dtype).tiny)
+        return pattern / self.within.mean(pattern, self.positions).clamp_min(torch.finfo(self.dtype).tiny)
 
     def _over_channels(self, values: Tensor, factors: Tensor) -> Tensor:
         """Sum values over their channels, each with its own factor."""

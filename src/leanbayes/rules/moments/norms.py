@@ -17,6 +17,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from leanbayes.rules.moments.buffers import spent
+from leanbayes.rules.moments.context import Pass
 from leanbayes.rules.moments.conversions import loc_of
 from leanbayes.rules.moments.registry import moment_rule, named, unsupported
 from leanbayes.rules.moments.value import Moments, shrunk, variance_dtype
@@ -171,7 +172,7 @@ def _normalized(
         own = torch.add(own, sum_v, alpha=1 / size**2, out=spent(own))
     own = torch.clamp_min(own, 0, out=spent(own))
     if common is not None and lengths is not None:
-        common, energy = _turned(common, lengths, loc, square, scale, dims)
+        common, energy = _turned(common, lengths, loc, square, scale, dims, x.within)
         own = torch.add(own, energy, out=spent(own))
     own = torch.mul(own, scale.square(), out=spent(own))
     return x.like_total(loc, own, common), center * (scale - without_noise.rsqrt())
@@ -188,7 +189,7 @@ def _per_example(x: Moments) -> Tensor | None:
 
 
 def _turned(
-    shift: Tensor, lengths: Tensor, loc: Tensor, square: Tensor, scale: Tensor, dims: list[int]
+    shift: Tensor, lengths: Tensor, loc: Tensor, square: Tensor, scale: Tensor, dims: list[int], within: Pass
 ) -> tuple[Tensor, Tensor]:
     """Return, for centered common noise, the mean over positions of d = (shift - x̂·q)/s, and s²·Σd².
 
@@ -199,15 +200,16 @@ def _turned(
     outer = "".join(name for dim, name in enumerate(names) if dim not in dims)
     positions = [dim for dim in range(loc.dim()) if shift.shape[dim + 1] == 1 and loc.shape[dim] > 1]
     kept = "".join(name for dim, name in enumerate(names) if dim not in positions)
-    count = math.prod([loc.shape[dim] for dim in positions])
+    weights = within.weights(scale.shape, positions)
+    count = math.prod([loc.shape[dim] for dim in positions]) if weights is None else 1
     size = math.prod([loc.shape[dim] for dim in dims])
     with torch.autocast(loc.device.type, enabled=False):
         q = torch.einsum(f"z{names},{names}->z{outer}", shift, loc)
         both = torch.einsum(f"z{names},z{outer}->{names}", shift, q)
-        turn = torch.einsum(f"{names},z{outer}->z{kept}", loc * scale, q)
+        turn = torch.einsum(f"{names},z{outer}->z{kept}", loc * (scale if weights is None else scale * weights), q)
     for dim in positions:
         turn = turn.unsqueeze(dim + 1)
-    common = shift * (scale.mean(positions, keepdim=True) if positions else scale)
+    common = shift * (within.mean(scale, positions) if positions else scale)
     common = torch.sub(common, turn, alpha=1 / (count * size), out=spent(common))
     turns = q.square().sum(0) / size**2
     for dim in sorted(dims):

@@ -113,7 +113,7 @@ def _product(a: Any, b: Any, left: str, right: str, out: str, loc: Tensor) -> Mo
             terms.append(torch.einsum(equation, parts[0].variance, parts[1].variance))
     if parts[0] is not None:
         if isinstance(a, Shares) and a.along == len(left) - 1 and left[-1] in right and left[-1] not in out:
-            m_b = m_b - m_b.mean(right.index(left[-1]), keepdim=True)
+            m_b = m_b - like.within.mean(m_b, [right.index(left[-1])])
         terms.append(torch.einsum(equation, parts[0].independent, m_b.square()))
     common: Tensor | None = None
     if parts[0] is not None and parts[0].common is not None:
@@ -126,7 +126,7 @@ def _product(a: Any, b: Any, left: str, right: str, out: str, loc: Tensor) -> Mo
             terms.append(2 * torch.einsum(f"{_PROBE}{out},{_PROBE}{out}->{out}", common, other))
             # Average the tangent of `b` where that of `a` is shared: otherwise the sum would have all positions.
             dims = [d for d in range(1, common.dim()) if common.shape[d] == 1 and other.shape[d] != 1]
-            other = other.mean(dims, keepdim=True) if dims else other
+            other = like.within.mean(other, dims, lead=1) if dims else other
         common = other if common is None else common + other
     total = sum(terms[1:], terms[0]).to(dtype).clamp_min(0).expand(loc.shape)  # low precision under autocast
     return like.like_total(loc, total, None if common is None else common.to(dtype))
@@ -152,10 +152,10 @@ def _tangent(value: Moments, other: Any, factor: Tensor, own: str, others: str, 
         known = other.plain().common.shape[1:] if full else [1] * len(others)
         free = [i for i, c in enumerate(others) if c not in own and c in out and known[i] == 1]
         energy = torch.einsum(f"{own},{others}->{out}", common.square().sum(0), factor.square())
-        factor = factor.mean(free, keepdim=True) if free else factor
+        factor = value.within.mean(factor, free) if free else factor
     mixed = [i for i, c in enumerate(others) if c in shared and c in out]
     if mixed:  # both have these positions, and the factor differs along them
         energy = torch.einsum(equation, common, factor).square().sum(0) if energy is None else energy
-        factor = factor.mean(mixed, keepdim=True)
+        factor = value.within.mean(factor, mixed)
     tangent = torch.einsum(equation, common, factor)
     return tangent, tangent.square().sum(0) if energy is None else energy

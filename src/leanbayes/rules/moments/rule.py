@@ -5,6 +5,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
+import torch
 from torch import Tensor
 
 from leanbayes.core import noise
@@ -101,6 +102,7 @@ class MomentPropagation(Rule):
         first = next(tensors_of(context.inputs), None)
         within.rows = None if first is None or first.dim() == 0 else first.shape[0]
         within.maps = context.dense_output if self.maps is None else self.maps
+        within.counted = _counted_tokens(context.inputs)
 
     def position(self, values: Sequence[Any]) -> int:
         """Return how many columns of the table of signs are used so far."""
@@ -145,3 +147,16 @@ def _scaled(value: Moments, mean: float, std: float) -> Moments:
     return value.like_total(
         value.loc * mean, value.variance * std**2, None if value.common is None else value.common * std, value.grid
     )
+
+
+def _counted_tokens(inputs: Any) -> Tensor | None:
+    """Return which tokens are no padding, by the mask that networks of transformers take, or None if all are none."""
+    parts = inputs if isinstance(inputs, tuple) else (inputs,)
+    mask = next(
+        (part["attention_mask"] for part in parts if isinstance(part, Mapping) and "attention_mask" in part), None
+    )
+    if not isinstance(mask, Tensor) or mask.dim() != 2 or mask.is_floating_point():
+        return None
+    if mask.device.type == "cpu" and not torch.compiler.is_compiling() and bool(mask.all()):
+        return None
+    return mask.to(torch.float32)

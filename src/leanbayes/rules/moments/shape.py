@@ -75,7 +75,7 @@ def settled(x: Moments, dims: Iterable[int]) -> Moments:
     over = [g + 1 for dim in dims for g in groups[dim % x.dim()] if x.common.shape[g + 1] != 1]
     if not over:
         return x
-    common = x.common.mean(over, keepdim=True)
+    common = x.within.mean(x.common, over, lead=1)
     lost = (x.common - common).square().sum(0).expand(x.grid).reshape(x.shape)
     return x.like(x.loc, x.independent + lost, common, x.grid)
 

@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from leanbayes.rules.moments.context import Pass
 from leanbayes.rules.moments.conversions import loc_of
 from leanbayes.rules.moments.value import Moments, shrunk
 
@@ -21,19 +22,23 @@ class InputStatistics(NamedTuple):
     alone: Tensor | None  # mean over the positions of the independent variance
 
     @classmethod
-    def of(cls, x: Any, positions: list[int], dtype: torch.dtype) -> "InputStatistics":
+    def of(cls, x: Any, positions: list[int], dtype: torch.dtype, within: Pass) -> "InputStatistics":
         """Compute the statistics of an input."""
         mean = loc_of(x).to(dtype)
-        squares, first = mean.square(), mean.mean(positions, keepdim=True).square()
+        squares, first = mean.square(), within.mean(mean, positions).square()
         # Add the means, because the variance may have size 1 along the positions.
-        second = squares.mean(positions, keepdim=True)
+        second = within.mean(squares, positions)
         if not isinstance(x, Moments):
             return cls(mean, squares, second, first, None)
         variance = shrunk(x.variance)
-        average = variance.mean(positions, keepdim=True)
+        average = within.mean(variance, positions)
         shared = x.common_variance()
         alone = average if not x.has_common else (average - shared).clamp_min(0)
-        first = first + shared + alone / math.prod([mean.shape[dim] for dim in positions])
+        weights = within.weights(mean.shape, positions)
+        if weights is None:
+            first = first + shared + alone / math.prod([mean.shape[dim] for dim in positions])
+        else:  # the variance of a weighted mean
+            first = first + shared + alone * weights.expand(mean.shape).square().sum(positions, keepdim=True)
         return cls(mean, squares, second + average, first, alone)
 
 

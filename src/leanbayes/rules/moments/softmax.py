@@ -17,6 +17,7 @@ from torch import Tensor
 
 from leanbayes.rules.moments.arithmetic import neg
 from leanbayes.rules.moments.buffers import spent
+from leanbayes.rules.moments.context import Pass
 from leanbayes.rules.moments.registry import moment_rule, named
 from leanbayes.rules.moments.value import Moments, Shape, variance_dtype
 
@@ -84,7 +85,7 @@ def _normalized(
     if common is not None and common.shape[dim if dim < 0 else dim + 1] == 1:
         common = None  # the same noise in all scores cancels
     if common is not None:
-        common, energy = _tangent(common.to(shares.dtype), shares, dim, logarithm)
+        common, energy = _tangent(common.to(shares.dtype), shares, dim, logarithm, value.within)
         variance = variance + energy
     if logarithm:
         return value.like_total(loc, variance, common)
@@ -112,7 +113,7 @@ def saturated(variance: Tensor, bound: Tensor) -> Tensor:
     return torch.mul(variance, torch.div(bound, sums, out=spent(sums)), out=spent(sums))
 
 
-def _tangent(common: Tensor, shares: Tensor, dim: int, logarithm: bool) -> tuple[Tensor, Tensor]:
+def _tangent(common: Tensor, shares: Tensor, dim: int, logarithm: bool, within: Pass) -> tuple[Tensor, Tensor]:
     """Return the mean of p(U - Σ pU) over the positions, and its variance at each, without one map per probe.
 
     With s = Σ pU for each position, Σ_r (U - s)² is computed from products over the probes r.
@@ -122,19 +123,28 @@ def _tangent(common: Tensor, shares: Tensor, dim: int, logarithm: bool) -> tuple
     positions = [d for d in range(dims) if d != dim and common.shape[d + 1] == 1]
     others = [d for d in range(dims) if d != dim and d not in positions]
     order = [*others, *positions, dim]
-    folded = shares.permute(order)
-    p = folded.flatten(0, len(others) - 1) if others else folded.unsqueeze(0)
-    p = p.flatten(1, -2) if positions else p.unsqueeze(1)  # (others, positions, classes)
+
+    def folded(x: Tensor) -> Tensor:
+        """Return a tensor as (others, positions, classes)."""
+        x = x.permute(order)
+        x = x.flatten(0, len(others) - 1) if others else x.unsqueeze(0)
+        return x.flatten(1, -2) if positions else x.unsqueeze(1)
+
+    p, weights = folded(shares), within.weights(shares.shape, positions)
+    if weights is not None:
+        sizes = [1 if d == dim else size for d, size in enumerate(shares.shape)]
+        weights = folded(weights.expand(sizes).to(p.dtype))
     u = common.permute(0, *(d + 1 for d in order)).reshape(len(common), *p[:, 0].shape)
     u = u.movedim(0, 1)  # (others, probes, classes)
     s = p @ u.mT  # (others, positions, probes)
     energy = (u.square().sum(1).unsqueeze(1) - 2 * (s @ u) + s.square().sum(-1, keepdim=True)).clamp_min(0)
     if logarithm:
-        mean = u - s.mean(1).unsqueeze(-1)
+        mean = u - (s.mean(1) if weights is None else (s * weights).sum(1)).unsqueeze(-1)
     else:
-        mean = p.mean(1).unsqueeze(1) * u - s.mT @ p / p.shape[1]
+        weighted, count = (p, p.shape[1]) if weights is None else (p * weights, 1)
+        mean = (weighted.sum(1).unsqueeze(1) * u - s.mT @ weighted) / count
         energy = p.square() * energy
     back = sorted(range(dims), key=order.__getitem__)
     sizes = [1 if d in positions else shares.shape[d] for d in order]
     mean = mean.movedim(1, 0).reshape(-1, *sizes).permute(0, *(d + 1 for d in back))
-    return mean, energy.reshape(folded.shape).permute(back)
+    return mean, energy.reshape([shares.shape[d] for d in order]).permute(back)

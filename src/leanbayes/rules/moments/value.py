@@ -217,7 +217,7 @@ class Moments(TensorLike):
         if not dims:
             return value
         assert value.common is not None
-        common = value.common.mean([dim + 1 for dim in dims], keepdim=True)
+        common = value.within.mean(value.common, [dim + 1 for dim in dims], lead=1)
         return value.like_total(value.loc, value.variance, common)
 
     # -- functions ----------------------------------------------------------------------------------------------------
@@ -244,9 +244,9 @@ class Moments(TensorLike):
             mean = slope
         else:
             slope = slope.expand(loc.shape).reshape(self.grid)
-            mean = slope.mean(dims, keepdim=True) if dims else slope
+            mean = self.within.mean(slope, dims) if dims else slope
         if dims and not self.within.maps and self.is_regular and not any([self._varies(dim) for dim in dims]):
-            total = total.mean(dims, keepdim=True)
+            total = self.within.mean(total, dims)
         result = self.like_total(loc, total.expand(loc.shape), self.common, self.grid)
         result._gain = mean
         if self._shared is not None and self.is_regular:
