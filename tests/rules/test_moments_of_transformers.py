@@ -124,7 +124,7 @@ def language_model(name: str, attention: str) -> Any:
     if name == "gpt2":
         gpt2 = {"n_embd": 16, "n_layer": 2, "n_head": 2, "n_positions": 8, "bos_token_id": 0, "eos_token_id": 0}
         return t.GPT2LMHeadModel(t.GPT2Config(**common, **gpt2))
-    llama = {"hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 2}
+    llama = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2}
     heads = {"num_attention_heads": 4, "num_key_value_heads": 2}
     return t.LlamaForCausalLM(t.LlamaConfig(**common, **llama, **heads))
 
@@ -160,4 +160,4 @@ def test_std_of_padded_sequences_equals_that_of_weight_samples(name: str) -> Non
         samples = torch.stack([bnn(**inputs).logits for _ in range(300)])
     ratios = moments_of(bnn, inputs).stddev / samples.std(0)
     for row, counted in enumerate(inputs["attention_mask"].bool()):
-        assert 0.8 <= ratios[row, counted].median().item() <= 1.6  # 0.94 to 1.37; up to 6 if padding counts
+        assert 0.8 <= ratios[row, counted].median().item() <= 1.6  # up to 1.4; up to 2.3 if padding counts

@@ -68,7 +68,7 @@ class Pass:
         signs = pieces[0] if len(pieces) == 1 else torch.cat(pieces, 1)
         return signs.to(torch.float32) * probes**-0.5
 
-    def mean(self, values: Tensor, dims: Sequence[int], lead: int = 0) -> Tensor:
+    def mean(self, values: Tensor, dims: list[int], lead: int = 0) -> Tensor:
         """Return the mean over positions, in which padding does not count. The dimensions keep size 1.
 
         Args:
