@@ -85,6 +85,31 @@ def test_the_adapter_is_bayesian_and_the_base_stays_as_it_is(engine: str, dora: 
     assert all(torch.equal(p, before[name]) for name, p in network.named_parameters())  # nor the user's network
 
 
+class QuantizedLinear(nn.Linear):
+    """A linear layer with a weight in 8 bits that peft adapts, as it does those of bitsandbytes and torchao."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        assert isinstance(self.scale, Tensor)
+        return nn.functional.linear(x, (self.weight * self.scale).to(x.dtype), self.bias)
+
+
+def test_quantized_layers_are_adapted_themselves() -> None:
+    network = base(quantized=True)
+    for layer in network.model.layers:
+        for name in ("q_proj", "v_proj"):
+            linear, stored = getattr(layer.self_attn, name), Int8Linear(getattr(layer.self_attn, name))
+            linear.weight, linear.__class__ = stored.weight, QuantizedLinear
+            linear.register_buffer("scale", stored.scale)
+    config = peft.LoraConfig(r=2, target_modules=["q_proj", "v_proj"], task_type="CAUSAL_LM")
+    adapter = peft.get_peft_model(network, config, autocast_adapter_dtype=False)
+    bnn = trained(adapter)
+    weights = [p for name, p in bnn.network.named_parameters() if "base_layer.weight" in name]
+    assert len(weights) == 4
+    assert all(weight.dtype == torch.int8 for weight in weights)
+    with torch.no_grad(), bnn.eval().using("moments"):
+        assert bnn(input_ids=IDS).logits.variance.max() > 0  # in one pass, too
+
+
 def test_without_noise_it_is_the_adapted_network() -> None:
     network = adapted(torch.float32).eval()
     bnn = lb.bayesianize(network, lb.MeanField(), select="lora_").eval()

@@ -123,6 +123,21 @@ def test_generated_tokens_are_those_of_a_loop_without_a_cache(name: str, rule: s
             torch.testing.assert_close(values[:, place], expected, rtol=0, atol=atol)
 
 
+@pytest.mark.parametrize("name", ["gpt2", "llama"])
+def test_the_generate_of_the_network_uses_one_sample_for_the_whole_text(name: str) -> None:
+    bnn, texts = model(name, 0.1), []
+    for seed in range(3):
+        with torch.no_grad(), bnn.drawn(generator=torch.Generator().manual_seed(seed)) as call:
+            network: Any = bnn.network
+            text = network.generate(input_ids=IDS, max_new_tokens=5, do_sample=False, pad_token_id=0)
+            ids = IDS
+            for _ in range(5):  # without a cache, with the same sample
+                ids = torch.cat([ids, call(input_ids=ids).logits[:, -1].argmax(-1, keepdim=True)], 1)
+        assert torch.equal(text.where(text != 0, ids), ids)  # 0 is behind the end of a text
+        texts.append(text)
+    assert not torch.equal(texts[0], texts[1]) or not torch.equal(texts[0], texts[2])
+
+
 @pytest.mark.parametrize("rule", RULES)
 def test_padded_prompts_continue_as_they_do_alone(rule: str) -> None:
     mask = torch.ones_like(IDS)
