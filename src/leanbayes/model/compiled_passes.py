@@ -245,7 +245,7 @@ def _compile(bnn: "BayesianModel") -> Callable[..., Any]:
     function = FunctionType(_parts_of_pass.__code__.replace(), _parts_of_pass.__globals__, _parts_of_pass.__name__)
     # Up to torch 2.12 CUDA graphs work only in the thread that imported torch.
     in_main = threading.current_thread() is threading.main_thread()
-    options = {**_OPTIONS, "triton.cudagraphs": bnn.device.type == "cuda" and in_main}
+    options: dict[str, Any] = {**_OPTIONS, "triton.cudagraphs": bnn.device.type == "cuda" and in_main}
     return torch.compile(function, fullgraph=True, dynamic=False, options=options)
 
 
