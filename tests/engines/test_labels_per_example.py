@@ -9,6 +9,7 @@ from torch import Tensor
 from torch.utils.data import Dataset, TensorDataset
 
 import leanbayes as lb
+from leanbayes.data import from_datasets
 
 transformers = pytest.importorskip("transformers")
 pytest.importorskip("accelerate")
@@ -123,7 +124,7 @@ FIT: dict[str, Any] = {"epochs": 1, "batch_size": 4, "device": "cpu", "progress"
 
 
 def test_fit_counts_labeled_tokens() -> None:
-    data = lb.data.from_datasets(Rows(2), Rows(1), Rows(1), outputs=11)
+    data = from_datasets(Rows(2), Rows(1), Rows(1), outputs=11)
     bnn = lb.fit(gpt2().float(), lb.MeanField(engine="ivon"), data, **FIT)
     assert bnn.labels_per_example == TOKENS / 4
 
@@ -132,12 +133,12 @@ def test_fit_counts_labeled_pixels() -> None:
     x, y = torch.randn(8, 1, 4, 4), torch.zeros(8, 4, 4, dtype=torch.long)
     y[:, 0] = -100
     y[:4, 1] = 1
-    data = lb.data.from_datasets(*[TensorDataset(x, y)] * 3)
+    data = from_datasets(*[TensorDataset(x, y)] * 3)
     bnn = lb.fit(torch.nn.Conv2d(1, 2, 1), lb.MeanField(engine="ivon"), data, **FIT)
     assert bnn.labels_per_example == 12
 
 
 def test_one_label_per_example_is_not_counted() -> None:
-    data = lb.data.from_datasets(*[TensorDataset(torch.randn(8, 3), torch.arange(8) % 2)] * 3)
+    data = from_datasets(*[TensorDataset(torch.randn(8, 3), torch.arange(8) % 2)] * 3)
     bnn = lb.fit(torch.nn.Linear(3, 2), lb.MeanField(engine="ivon"), data, **FIT)
     assert bnn.labels_per_example is None
