@@ -109,7 +109,7 @@ class ShardedPosterior(Posterior):
                 group,
                 group.parameter(stored.entries[here], stored.mean),
                 group.parameter(stored.rho[here], stored.rho),
-                None if index is None else group.cut(index),
+                index,
                 rest,
                 gaussian.NormalTerms(
                     None if terms.loc is None else terms.loc[here],

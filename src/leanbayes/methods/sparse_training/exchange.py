@@ -59,7 +59,7 @@ def replace_weights(
     if not places:
         return
     replaced, order = torch.cat(places), index.argsort()  # layers are in order, so this sorts within each layer
-    overwrite(posterior.index, index[order])
+    posterior.move_to(index[order])
     for parameter in posterior.entries():
         values = whole(parameter).index_fill(0, replaced, 0.0) if parameter is posterior.mu else rho
         overwrite(parameter, values[order])
