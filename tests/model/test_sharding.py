@@ -11,6 +11,7 @@ import torch
 import torch.nn.functional as F
 from sharding_cases import METHODS, NUM_DATA, REPLICATED, RESUMED, WORLD, build, data, optimizer_of, reference, train
 from torch import Tensor
+from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import MixedPrecisionPolicy
 
 import leanbayes as lb
@@ -233,7 +234,7 @@ def test_blocks_are_given_by_name_and_tied_weights_belong_to_the_whole(one_proce
 def test_one_device_trains_as_the_unsharded_model(method: str, device: str, one_process: Any) -> None:
     if device == "cuda" and not torch.cuda.is_available():
         pytest.skip("needs a GPU")
-    mesh = torch.distributed.init_device_mesh(device, (1,))
+    mesh = init_device_mesh(device, (1,))
     models = [lb.fully_shard(build(method), mesh=mesh), reference(method).to(device)]
     losses = [cases.summary(list(train(bnn, optimizer_of(bnn), slice(None)))) for bnn in models]
     torch.testing.assert_close(*losses, rtol=1e-4, atol=1e-4)

@@ -135,6 +135,10 @@ class ShardedPosterior(Posterior):
         """Return one sample of all weights, gathered from all processes."""
         return torch.cat([unit.sample(key) for unit in self._units()])
 
+    def mean_std(self) -> Tensor:
+        """Return the mean σ of the Gaussian weights of all processes."""
+        return total(self.stored()[1].sum(), self.group) / max(self.random_weights, 1)
+
     def kl(self, key: Tensor) -> Tensor:
         """Return KL(q ‖ prior) of the weights of all processes. Its gradient is that of the part of this process."""
         return total(torch.stack([unit.local_kl(self.prior) for unit in self._units()]).sum(), self.group)
