@@ -5,7 +5,20 @@ from typing import Any
 
 import pytest
 import torch
-from training_cases import assert_equal_models, clusters, finish, mlp, run_mlp, start, stopped_at, task, together
+from training_cases import (
+    assert_equal_models,
+    clusters,
+    conv,
+    finish,
+    mlp,
+    run_conv,
+    run_mlp,
+    start,
+    stopped_at,
+    stripes,
+    task,
+    together,
+)
 
 import leanbayes as lb
 from leanbayes.training import read_record
@@ -43,6 +56,13 @@ def test_a_sharded_run_is_resumed_by_another_number_of_processes(method: str, tm
     assert one["scores"]["validation"]["accuracy"] > 0.6
     again = run_mlp(chosen, stopped, **SETTINGS)  # a finished run is loaded whole
     assert_equal_models(again, found)
+
+
+def test_a_sharded_network_with_batch_norm_trains_in_bf16(tmp_path: Path) -> None:
+    processes = together(run_conv, 2, "adamw", tmp_path / "run", shard=True, precision="bf16", epochs=15, lr=0.02)
+    assert [finish(process) for process in processes] == [0, 0]
+    x, y = stripes()[:]
+    assert (lb.load(tmp_path / "run" / "model.safetensors", conv()).predict(x).label == y).float().mean() > 0.5
 
 
 @pytest.mark.parametrize(

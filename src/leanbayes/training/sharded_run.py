@@ -38,17 +38,18 @@ def shard_for_training(bnn: BayesianModel, accelerator: Accelerator) -> None:
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.fsdp import MixedPrecisionPolicy
 
-    from leanbayes.model.fsdp import fully_shard
+    from leanbayes.model.fsdp import shard
 
     alone = not torch.distributed.is_initialized()  # without torchrun
     if alone:
         backend = "gloo" if accelerator.device.type == "cpu" else "cuda:nccl,cpu:gloo"
         store: Any = torch.distributed.HashStore()  # type: ignore[attr-defined]
         torch.distributed.init_process_group(backend, store=store, rank=0, world_size=1)
-    half = torch.bfloat16 if accelerator.mixed_precision == "bf16" else None
+    # Losses run under autocast, which needs norms in their own dtype.
+    half = MixedPrecisionPolicy(param_dtype=torch.bfloat16 if accelerator.mixed_precision == "bf16" else None)
     mesh = init_device_mesh(accelerator.device.type, (torch.distributed.get_world_size(),))
     try:
-        fully_shard(bnn, mesh=mesh, mp_policy=MixedPrecisionPolicy(param_dtype=half))
+        shard(bnn, mesh, None, True, half, MixedPrecisionPolicy())
     except LeanBayesError:
         if alone:
             torch.distributed.destroy_process_group()
