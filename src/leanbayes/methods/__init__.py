@@ -10,7 +10,9 @@ from leanbayes.methods.baselines.lp_bnn import LPBNN
 from leanbayes.methods.baselines.mc_dropout import MCDropout
 from leanbayes.methods.baselines.rank_one import RankOne
 from leanbayes.methods.baselines.rigl import RigL
+from leanbayes.methods.baselines.sbp import SBP
 from leanbayes.methods.baselines.sngp import SNGP
+from leanbayes.methods.baselines.sparse_vd import SparseVD
 from leanbayes.methods.baselines.std_search import StdSearch
 from leanbayes.methods.baselines.swa import SWA
 from leanbayes.methods.baselines.swag import SWAG
@@ -28,6 +30,7 @@ __all__ = [
     "LPBNN",
     "METHODS",
     "PBN",
+    "SBP",
     "SNGP",
     "SSVI",
     "SWA",
@@ -43,6 +46,7 @@ __all__ = [
     "MeanField",
     "RankOne",
     "RigL",
+    "SparseVD",
     "StdSearch",
     "WeightSharing",
     "describe_method",

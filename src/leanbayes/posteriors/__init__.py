@@ -2,6 +2,7 @@
 
 from leanbayes.posteriors.base import DiagonalGaussian, Posterior
 from leanbayes.posteriors.full import FullPosterior
+from leanbayes.posteriors.group_noise import GroupNoisePosterior
 from leanbayes.posteriors.latent_factors import LatentFactors
 from leanbayes.posteriors.low_rank import LowRankPosterior
 from leanbayes.posteriors.mean_field import MeanFieldPosterior
@@ -12,6 +13,7 @@ from leanbayes.posteriors.rank_one_factors import CauchyFactors, GaussianFactors
 from leanbayes.posteriors.row import RowPosterior
 from leanbayes.posteriors.shared.shared import SharedPosterior
 from leanbayes.posteriors.subspace.subspace import SparsePointPosterior, SubspacePosterior
+from leanbayes.posteriors.subspace.variational_dropout import VariationalDropoutPosterior
 from leanbayes.posteriors.unfitted import UnfittedPosterior
 
 __all__ = [
@@ -19,6 +21,7 @@ __all__ = [
     "DiagonalGaussian",
     "FullPosterior",
     "GaussianFactors",
+    "GroupNoisePosterior",
     "LatentFactors",
     "LowRankPosterior",
     "MeanFieldPosterior",
@@ -31,4 +34,5 @@ __all__ = [
     "SparsePointPosterior",
     "SubspacePosterior",
     "UnfittedPosterior",
+    "VariationalDropoutPosterior",
 ]
