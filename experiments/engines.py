@@ -6,7 +6,8 @@ python experiments/engines.py laplace --start trained.safetensors --out experime
 
 Rows: `sgd` (a plain network), `ivon` and `backprop` (mean-field by both engines), `ssvi-ivon`, `pbn-ivon`, and
 `ivon-opt`, the published optimizer in a plain loop. The baselines of the papers have rows too: `ensemble`,
-`mc-dropout`, `batch-ensemble`, `rank-1`, `rank-1-cauchy`, `lp-bnn`, `abnn`, `sngp`, `swa`, `swag`, `csgmcmc`, `vbll`,
+`mc-dropout`, `batch-ensemble`, `rank-1`, `rank-1-cauchy`, `lp-bnn`, `abnn`, `sngp`, `sparse-vd`, `sbp`, `swa`, `swag`,
+`csgmcmc`, `vbll`,
 and after training `laplace` (a diagonal, by samples), `laplace-adjoint` (the same, linearized), `laplace-last` (the
 full covariance of the last layer) and `std-search`. With --start these only fit the posterior to the network of an
 `sgd` row, which --save-model wrote. Every row is scored with the running statistics of BatchNorm that training leaves,
@@ -59,6 +60,8 @@ METHODS: dict[str, Callable[[argparse.Namespace], lb.Method]] = {
     "lp-bnn": lambda args: lb.LPBNN(args.members),
     "abnn": lambda args: lb.ABNN(pretrain=args.pretrain),
     "sngp": lambda args: lb.SNGP(),
+    "sparse-vd": lambda args: lb.SparseVD(),
+    "sbp": lambda args: lb.SBP(),
 }
 AFTER_TRAINING = ("laplace", "laplace-adjoint", "laplace-last", "std-search")
 

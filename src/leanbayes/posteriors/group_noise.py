@@ -19,10 +19,11 @@ from leanbayes.posteriors.base import Posterior
 
 LOW, HIGH = -20.0, 0.0  # of log θ, as in the paper
 _START = 0.05  # the initial distance of log θ from HIGH
+_UNIT = 5.0  # of the parameters of log θ: it has a range of 20, and Adam moves a parameter by 0.01 in a step
 
 
 class GroupNoisePosterior(Posterior):
-    """One number per weight, μ, and two per group: log θ ~ N(-softplus(distance), softplus(ρ)²), truncated.
+    """One number per weight, μ, and two per group: log θ ~ N(-softplus(5·distance), softplus(5·ρ)²), truncated.
 
     Args:
         layout: The place of each parameter in the flat vector.
@@ -40,9 +41,10 @@ class GroupNoisePosterior(Posterior):
         super().__init__(layout)
         self.snr = snr
         self.groups = sum(slot.shape[_dim(slot)] if slot.shape else 1 for slot in layout)
-        distance = gaussian.inverse_softplus(mean.new_full((self.groups,), _START))
-        self.distance = nn.Parameter(distance)
-        self.rho = nn.Parameter(gaussian.inverse_softplus(mean.new_full((self.groups,), std)))
+        self.distance, self.rho = (
+            nn.Parameter(gaussian.inverse_softplus(mean.new_full((self.groups,), start)) / _UNIT)
+            for start in (_START, std)
+        )
         factor, _ = self._moments()
         self.mu = nn.Parameter(mean / self._expand(factor.detach()))  # the mean network is that of the given weights
         self.register_buffer("kept", torch.zeros(0, dtype=torch.int64, device=mean.device))  # empty if all are kept
@@ -114,7 +116,7 @@ class GroupNoisePosterior(Posterior):
         """Return m and s of log θ, in single precision at least."""
         half = self.rho.dtype in (torch.float16, torch.bfloat16)
         distance, rho = (p.float() if half else p for p in (self.distance, self.rho))
-        return (-F.softplus(distance)).clamp_min(LOW), F.softplus(rho)
+        return (-F.softplus(_UNIT * distance)).clamp_min(LOW), F.softplus(_UNIT * rho)
 
     def _moments(self) -> tuple[Tensor, Tensor]:
         """Return E[θ] and Var[θ] of each group."""
