@@ -38,6 +38,7 @@ from leanbayes.likelihoods import (
 )
 from leanbayes.methods import (
     ABNN,
+    AEB,
     LPBNN,
     PBN,
     SBP,
@@ -83,6 +84,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "ABNN",
+    "AEB",
     "IVON",
     "LPBNN",
     "PBN",

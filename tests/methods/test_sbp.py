@@ -192,7 +192,7 @@ def test_fit_prunes_the_inputs_that_do_not_matter() -> None:
         torch.manual_seed(0)
         network = nn.Sequential(nn.Linear(20, 32), nn.ReLU(), nn.Linear(32, 2))
     data = data_of()
-    settings: dict[str, Any] = {"batch_size": 50, "lr": 1e-2, "temperature": 3.0, "progress": False, "seed": 0}
+    settings: dict[str, Any] = {"batch_size": 100, "lr": 1e-2, "temperature": 3.0, "progress": False, "seed": 0}
     bnn = lb.fit(network, lb.SBP(), data, epochs=60, **settings)
     x, y = data.tensors
     assert (bnn.predict(x).label == y).float().mean() > 0.9

@@ -1,6 +1,7 @@
 """Methods: one file or folder per paper, with its settings and what it adds to a plain training loop."""
 
 from leanbayes.methods.baselines.abnn import ABNN
+from leanbayes.methods.baselines.aeb import AEB
 from leanbayes.methods.baselines.batch_ensemble import BatchEnsemble
 from leanbayes.methods.baselines.cyclical_sgmcmc import CyclicalSGMCMC
 from leanbayes.methods.baselines.deterministic import Deterministic
@@ -27,6 +28,7 @@ from leanbayes.model.method import METHODS
 
 __all__ = [
     "ABNN",
+    "AEB",
     "LPBNN",
     "METHODS",
     "PBN",

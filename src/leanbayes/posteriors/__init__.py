@@ -12,6 +12,7 @@ from leanbayes.posteriors.point import PointPosterior
 from leanbayes.posteriors.rank_one_factors import CauchyFactors, GaussianFactors
 from leanbayes.posteriors.row import RowPosterior
 from leanbayes.posteriors.shared.shared import SharedPosterior
+from leanbayes.posteriors.subspace.spike_slab import SpikeSlabPosterior
 from leanbayes.posteriors.subspace.subspace import SparsePointPosterior, SubspacePosterior
 from leanbayes.posteriors.subspace.variational_dropout import VariationalDropoutPosterior
 from leanbayes.posteriors.unfitted import UnfittedPosterior
@@ -32,6 +33,7 @@ __all__ = [
     "RowPosterior",
     "SharedPosterior",
     "SparsePointPosterior",
+    "SpikeSlabPosterior",
     "SubspacePosterior",
     "UnfittedPosterior",
     "VariationalDropoutPosterior",
