@@ -32,7 +32,7 @@ class AEB(Method):
         densities: how these are distributed over the layers. erk keeps small layers dense; uniform keeps only the first
             layer dense.
         until: share of the training in which weights are pruned. In the rest they are collected.
-        snapshots: number of weight vectors that are collected, at equal distances.
+        snapshots: number of weight vectors that are collected, at equal distances. If there are fewer steps, all are.
         spike: v₀, the scale of the Laplace distribution of small weights, relative to σ of their layer.
         slab: v₁, the variance of the Gaussian distribution of large weights, relative to σ².
         interval: number of optimizer steps between two updates of the latent variables and of the pruned weights.
@@ -83,12 +83,9 @@ class AEB(Method):
         return (Stage(self, settings={"optimizer": "sgd", "lr_low": self.lr_low}),)
 
     def start(self, training: Training) -> None:
-        """Check that every snapshot has a step of its own."""
-        if training.steps - self._fixed_after(training.steps) < self.snapshots:
-            raise LeanBayesError(
-                f"{training.steps} steps are too few for {self.snapshots} snapshots: train longer, or in smaller "
-                "batches."
-            )
+        """Check that there is a step to collect weights after."""
+        if training.steps < 2:
+            raise LeanBayesError("AEB needs at least two steps: train longer, or in smaller batches.")
 
     def _fixed_after(self, steps: int) -> int:
         """Return after how many steps the support stays."""
@@ -112,7 +109,8 @@ class AEB(Method):
             posterior.fix()
         elif done > fixed:
             posterior.apply_support()
-            parts, left, passed = self.snapshots, training.steps - fixed, done - fixed
+            left, passed = training.steps - fixed, done - fixed
+            parts = min(self.snapshots, left)
             if passed * parts // left > (passed - 1) * parts // left:
                 posterior.collect()
 
