@@ -132,7 +132,7 @@ def test_damaged_files_are_refused(tmp_path: Path) -> None:
     posterior_of(bnn).prune()
     state = posterior_of(bnn).to_file({name: t.detach() for name, t in bnn.posterior.state_dict().items()})
     fresh = lb.bayesianize(CASES["cnn"].build(), lb.SparseVD()).posterior
-    assert torch.equal(fresh.from_file(dict(state))["index"], bnn.posterior.index)
+    assert torch.equal(fresh.from_file(dict(state))["index"], posterior_of(bnn).index)
     with pytest.raises(ValueError, match="positions instead of"):
         fresh.from_file({**state, "mu": state["mu"][1:], "rho": state["rho"][1:]})
     with pytest.raises(ValueError, match="do not fit the network"):
