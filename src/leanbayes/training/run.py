@@ -336,6 +336,7 @@ class Run:
             shard_for_training(bnn, self._accelerator)
         training.optimizers = plan.recipe.optimizers(bnn, training.num_data, keep_std=state is not None)
         Loop(plan, training, self._batches, self._accelerator, journal, self._validate, stop, state).run()
+        plan.method.finish(training)
         return bnn
 
     def _next_model(self, plan: StagePlan, bnn: BayesianModel | None) -> BayesianModel:
