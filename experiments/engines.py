@@ -6,12 +6,12 @@ python experiments/engines.py laplace --start trained.safetensors --out experime
 
 Rows: `sgd` (a plain network), `ivon` and `backprop` (mean-field by both engines), `ssvi-ivon`, `pbn-ivon`, and
 `ivon-opt`, the published optimizer in a plain loop. The baselines of the papers have rows too: `ensemble`,
-`mc-dropout`, `batch-ensemble`, `rank-1`, `rank-1-cauchy`, `lp-bnn`, `abnn`, `sngp`, `swa`, `swag`, `csgmcmc`, `vbll`,
-and after training `laplace` (a diagonal, by samples), `laplace-adjoint` (the same, linearized), `laplace-last` (the
-full covariance of the last layer) and `std-search`. With --start these only fit the posterior to the network of an
-`sgd` row, which --save-model wrote. Every row is scored with the running statistics of BatchNorm that training leaves,
-and with statistics that are refreshed under the posterior; with and without a temperature that is fitted to held-out
-images. The file is written at the end of the training.
+`mc-dropout`, `batch-ensemble`, `rank-1`, `rank-1-cauchy`, `lp-bnn`, `abnn`, `sngp`, `sparse-vd`, `sbp`, `aeb`, `swa`,
+`swag`, `csgmcmc`, `vbll`, and after training `laplace` (a diagonal, by samples), `laplace-adjoint` (the same,
+linearized), `laplace-last` (the full covariance of the last layer) and `std-search`. With --start these only fit the
+posterior to the network of an `sgd` row, which --save-model wrote. Every row is scored with the running statistics of
+BatchNorm that training leaves, and with statistics that are refreshed under the posterior; with and without a
+temperature that is fitted to held-out images. The file is written at the end of the training.
 """
 
 import argparse
@@ -59,6 +59,9 @@ METHODS: dict[str, Callable[[argparse.Namespace], lb.Method]] = {
     "lp-bnn": lambda args: lb.LPBNN(args.members),
     "abnn": lambda args: lb.ABNN(pretrain=args.pretrain),
     "sngp": lambda args: lb.SNGP(),
+    "sparse-vd": lambda args: lb.SparseVD(),
+    "sbp": lambda args: lb.SBP(),
+    "aeb": lambda args: lb.AEB(args.density),
 }
 AFTER_TRAINING = ("laplace", "laplace-adjoint", "laplace-last", "std-search")
 

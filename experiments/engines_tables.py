@@ -22,6 +22,9 @@ NAMES = {
     "lp-bnn": "LP-BNN",
     "abnn": "ABNN",
     "sngp": "SNGP",
+    "sparse-vd": "sparse variational dropout",
+    "sbp": "structured Bayesian pruning",
+    "aeb": "AEB, {density} of the weights",
 }
 
 

@@ -195,6 +195,30 @@ def rank_one(**settings: Any) -> Row:
     return Row(lb.RankOne(2, **settings), quiet, "sample", compiled=("cnn",))
 
 
+def aeb() -> Row:
+    """Weights that are collected from a random walk, which makes its noise."""
+
+    def walk(size: float) -> Callable[[lb.BayesianModel, Tensor, Tensor], None]:
+        def prepare(bnn: lb.BayesianModel, x: Tensor, y: Tensor) -> None:
+            training = lb.Training(bnn, steps=6, num_data=1)
+            for training.step in range(6):
+                with torch.no_grad():
+                    noise = torch.randn(bnn.layout.numel, generator=torch.Generator().manual_seed(training.step))
+                    bnn.posterior.mean().add_(size * noise)
+                bnn.method.after_step(training)
+            bnn.method.finish(training)
+
+        return prepare
+
+    method, quiet = (lb.AEB(density, snapshots=4, until=0.2, temperature=0.0) for density in (0.6, 1.0))
+    return Row(method, quiet, "sample", compiled=SMALL, prepare=walk(0.01), prepare_quietly=walk(1e-8))
+
+
+def sparse_vd(rule: str, unsupported: tuple[str, ...] = ()) -> Row:
+    quiet = lb.SparseVD(init_std=1e-7, relative=False, rule=rule)
+    return Row(lb.SparseVD(rule=rule), quiet, rule, unsupported, SMALL)
+
+
 def sngp() -> Row:
     """A Gaussian process in place of the last linear layer, which an autoencoder does not have."""
     lacking = ("autoencoder",)
@@ -248,6 +272,10 @@ ROWS: dict[str, Row] = {
     "RigL": Row(lb.RigL(0.4), lb.RigL(1.0), "mean"),
     "Deterministic": Row(lb.Deterministic(), lb.Deterministic(), "mean"),
     "Ensemble": Row(lb.Ensemble(2), lb.Ensemble(1), "sample"),
+    "SparseVD local": sparse_vd("local", ("lstm",)),
+    "SparseVD sample": sparse_vd("sample"),
+    "AEB": aeb(),
+    "SBP": Row(lb.SBP(), lb.SBP(init_std=1e-7), "sample", compiled=SMALL),
     "BatchEnsemble": Row(
         lb.BatchEnsemble(2), lb.BatchEnsemble(1, factor_std=0.0), "sample", compiled=("cnn", "vit_mha")
     ),
@@ -335,8 +363,8 @@ def test_pretrained_outputs_are_kept_without_noise(row: Row, network: str) -> No
 @cases()
 def test_kl_is_that_of_torch_distributions(row: Row, network: str) -> None:
     bnn, _, _ = build(row, network, torch.float64)
-    if isinstance(row.method, (lb.ABNN, lb.LPBNN, lb.RankOne)):
-        return  # tests/methods compares the KL of factors, and ABNN has none
+    if isinstance(row.method, (lb.ABNN, lb.LPBNN, lb.RankOne, lb.SparseVD, lb.SBP, lb.AEB)):
+        return  # tests/methods compares the KL of factors and of log-uniform priors, and ABNN and AEB have none
     random = bnn.posterior.variance() > 0  # pruned weights have no KL
     if not random.any() or isinstance(bnn.method, lb.SWAG):  # which has no prior
         assert bnn.kl() == 0

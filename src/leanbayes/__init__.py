@@ -38,8 +38,10 @@ from leanbayes.likelihoods import (
 )
 from leanbayes.methods import (
     ABNN,
+    AEB,
     LPBNN,
     PBN,
+    SBP,
     SNGP,
     SSVI,
     SWA,
@@ -55,6 +57,7 @@ from leanbayes.methods import (
     MeanField,
     RankOne,
     RigL,
+    SparseVD,
     StdSearch,
     WeightSharing,
 )
@@ -81,9 +84,11 @@ if TYPE_CHECKING:
 
 __all__ = [
     "ABNN",
+    "AEB",
     "IVON",
     "LPBNN",
     "PBN",
+    "SBP",
     "SNGP",
     "SSVI",
     "SWA",
@@ -125,6 +130,7 @@ __all__ = [
     "ScaleMixture",
     "Sensitivity",
     "SequencePrediction",
+    "SparseVD",
     "Stage",
     "StdSearch",
     "TokenPrediction",

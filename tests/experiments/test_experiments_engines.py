@@ -20,7 +20,10 @@ def run(script: str, *words: Any, patch: pytest.MonkeyPatch) -> None:
 
 def test_every_row_is_trained_and_scored(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     task = ("--data", "digits", "--model", "small-cnn", "--epochs", 2, "--batch-size", 128, "--samples", 2)
-    rows = ("sgd", "ivon", "backprop", "ssvi-ivon", "pbn-ivon", "ivon-opt", "batch-ensemble", "rank-1", "abnn", "sngp")
+    rows = (
+        "sgd", "ivon", "backprop", "ssvi-ivon", "pbn-ivon", "ivon-opt", "batch-ensemble", "rank-1", "abnn", "sngp",
+        "sparse-vd", "sbp",
+    )  # fmt: skip
     for row in rows:
         out = tmp_path / f"digits-{row}-0.json"
         run("engines.py", row, *task, "--precision", "fp32", "--device", "cpu", "--out", out, patch=monkeypatch)

@@ -1,6 +1,7 @@
 """Methods: one file or folder per paper, with its settings and what it adds to a plain training loop."""
 
 from leanbayes.methods.baselines.abnn import ABNN
+from leanbayes.methods.baselines.aeb import AEB
 from leanbayes.methods.baselines.batch_ensemble import BatchEnsemble
 from leanbayes.methods.baselines.cyclical_sgmcmc import CyclicalSGMCMC
 from leanbayes.methods.baselines.deterministic import Deterministic
@@ -10,7 +11,9 @@ from leanbayes.methods.baselines.lp_bnn import LPBNN
 from leanbayes.methods.baselines.mc_dropout import MCDropout
 from leanbayes.methods.baselines.rank_one import RankOne
 from leanbayes.methods.baselines.rigl import RigL
+from leanbayes.methods.baselines.sbp import SBP
 from leanbayes.methods.baselines.sngp import SNGP
+from leanbayes.methods.baselines.sparse_vd import SparseVD
 from leanbayes.methods.baselines.std_search import StdSearch
 from leanbayes.methods.baselines.swa import SWA
 from leanbayes.methods.baselines.swag import SWAG
@@ -25,9 +28,11 @@ from leanbayes.model.method import METHODS
 
 __all__ = [
     "ABNN",
+    "AEB",
     "LPBNN",
     "METHODS",
     "PBN",
+    "SBP",
     "SNGP",
     "SSVI",
     "SWA",
@@ -43,6 +48,7 @@ __all__ = [
     "MeanField",
     "RankOne",
     "RigL",
+    "SparseVD",
     "StdSearch",
     "WeightSharing",
     "describe_method",

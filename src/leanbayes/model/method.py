@@ -4,6 +4,7 @@ A training calls the hooks in this order, in each of the method's stages:
 
     start         before the optimizers are made; the posterior may still change its shape here
     after_step    after every optimizer step
+    finish        after the last step; the posterior may change its shape here too
 
 A method is settings only and has no state. What it must remember is in buffers of the posterior or in the state of an
 optimizer, so that a checkpoint holds it. `lb.fit` calls the hooks, and so can any loop (docs/training.md shows one).
@@ -167,6 +168,9 @@ class Method:
 
     def after_step(self, training: Training) -> None:
         """Act after an optimizer step, on the posterior and on the optimizers' state, in place."""
+
+    def finish(self, training: Training) -> None:
+        """Act after the last step, when the optimizers are no longer used. Parameters may be replaced."""
 
 
 METHODS: dict[str, Method] = {}  # by the name on the command line, with the settings that it starts from there
