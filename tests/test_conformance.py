@@ -195,6 +195,22 @@ def rank_one(**settings: Any) -> Row:
     return Row(lb.RankOne(2, **settings), quiet, "sample", compiled=("cnn",))
 
 
+def packed() -> Row:
+    """Narrow members with new weights, of networks without parameters outside of layers that can be narrowed."""
+    lacking = ("vit_mha", "vit_timm", "lstm", "language_model")
+    networks = ("resnet", *(name for name in SOME if name not in lacking))
+    method = lb.PackedEnsemble(2, alpha=2)
+    return Row(method, method, "sample", networks=networks, lacking=lacking, keeps_outputs=False)
+
+
+def mimo() -> Row:
+    """Several inputs and outputs, with new weights in the first and the last layer, which must be usual ones."""
+    lacking = ("lstm", "language_model")
+    networks = tuple(name for name in SOME if name not in lacking)
+    method = lb.MIMO(2)
+    return Row(method, method, "sample", networks=networks, lacking=lacking, keeps_outputs=False)
+
+
 def sngp() -> Row:
     """A Gaussian process in place of the last linear layer, which an autoencoder does not have."""
     lacking = ("autoencoder",)
@@ -251,6 +267,8 @@ ROWS: dict[str, Row] = {
     "BatchEnsemble": Row(
         lb.BatchEnsemble(2), lb.BatchEnsemble(1, factor_std=0.0), "sample", compiled=("cnn", "vit_mha")
     ),
+    "PackedEnsemble": packed(),
+    "MIMO": mimo(),
     "ABNN": abnn(),
     "SNGP": sngp(),
     "LPBNN": Row(lb.LPBNN(2, latent=4), lb.LPBNN(1, latent=4, factor_std=0.0, init_std=1e-9), "sample"),

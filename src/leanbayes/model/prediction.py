@@ -41,7 +41,7 @@ def predict(
     rows = _count_rows(x)
     outputs, start = [], time.perf_counter()
     with torch.no_grad(), bnn.using(rule or bnn.current_rule), evaluation_mode(bnn), _steady(bnn):
-        draws = draws_of(bnn, samples, generator)
+        draws = passes_of(bnn, samples, generator)
         chunks = _Chunks(bnn, x, rows, draws[0], memory_budget, compile)
         accumulator, finite = bnn.likelihood.accumulator(), torch.ones((), dtype=torch.bool, device=bnn.device)
         for draw in draws:
@@ -59,12 +59,14 @@ def predict(
                 bnn.compiled_passes.add_time(time.perf_counter() - start)
                 prediction = bnn.likelihood.predict_moments(output)
                 return replace(prediction, outputs=output.loc.unsqueeze(0)) if keep_outputs else prediction
-            accumulator.update(output)
-            if keep_outputs:
-                outputs.append(output)
+            for member in output.unflatten(0, (rows, bnn.members)).unbind(1) if draw.joint else [output]:
+                accumulator.update(member)
+                if keep_outputs:
+                    outputs.append(member)
         _check_finite(finite, x)  # once, because it waits for the device
         bnn.compiled_passes.add_time(time.perf_counter() - start)
-        return accumulator.finish(len(draws), torch.stack(outputs) if keep_outputs else None)
+        count = bnn.members if draws[0].joint else len(draws)
+        return accumulator.finish(count, torch.stack(outputs) if keep_outputs else None)
 
 
 def _count_rows(x: Any) -> int:
@@ -101,6 +103,12 @@ def draws_of(bnn: "BayesianModel", samples: int | None, generator: torch.Generat
         raise LeanBayesError(f"samples={samples} must be a whole number from 1 to {limit}.")
     _warn_of_rule_mismatch(bnn)
     return [bnn.next_draw(generator, number) for number in range(samples)]
+
+
+def passes_of(bnn: "BayesianModel", samples: int | None, generator: torch.Generator | None) -> "list[Draw]":
+    """Return the draws of a prediction: one for all members if one pass computes them, and all are asked for."""
+    draws = draws_of(bnn, samples, generator)
+    return [draws[0]._replace(joint=True)] if bnn.joint and len(draws) == bnn.members else draws
 
 
 def _steady(bnn: "BayesianModel") -> contextlib.AbstractContextManager[None]:

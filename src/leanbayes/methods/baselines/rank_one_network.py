@@ -145,7 +145,7 @@ class RankOneNetwork(StochasticNetwork):
         counted: Whether a member has no noise, so that there are as many samples as members.
     """
 
-    shares_weights = True
+    loss_pass = "divided"
 
     def __init__(self, network: nn.Module, count: int, counted: bool) -> None:
         super().__init__()
