@@ -2,6 +2,7 @@
 
 from leanbayes.posteriors.base import DiagonalGaussian, Posterior
 from leanbayes.posteriors.full import FullPosterior
+from leanbayes.posteriors.kronecker import KroneckerPosterior
 from leanbayes.posteriors.latent_factors import LatentFactors
 from leanbayes.posteriors.low_rank import LowRankPosterior
 from leanbayes.posteriors.mean_field import MeanFieldPosterior
@@ -19,6 +20,7 @@ __all__ = [
     "DiagonalGaussian",
     "FullPosterior",
     "GaussianFactors",
+    "KroneckerPosterior",
     "LatentFactors",
     "LowRankPosterior",
     "MeanFieldPosterior",
