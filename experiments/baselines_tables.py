@@ -41,6 +41,8 @@ def baselines_tables(results: Path) -> Iterator[str]:
     records = _records(results / "baselines")
     others = _records(results / "engines")
     rows = [record for record in records if "row" in record]
+    if not rows:
+        yield "These rows have not been run yet (`experiments/engines.py`)."
     for task in dict.fromkeys(task_of(record) for record in rows):
         own = [record for record in rows if task_of(record) == task]
         plain = [one for one in [*own, *others] if one.get("row") == "sgd" and task_of(one) == task]

@@ -9,6 +9,8 @@ from typing import Any
 import pytest
 from safetensors.torch import load_file
 
+import leanbayes as lb
+
 EXPERIMENTS = Path(__file__).parents[2] / "experiments"
 
 
@@ -157,3 +159,18 @@ def test_temperatures_are_compared_on_held_out_data_and_noise(tmp_path: Path, mo
     table = runpy.run_path(str(EXPERIMENTS / "engines_tables.py"))["temperature_table"](record)
     assert "| accuracy, NLL, AUROC of noise | 1 | 0.1 |" in table
     assert table.count("digits: ") == 2
+
+
+def test_amplitudes_of_sngp_are_compared_on_held_out_images(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    out = tmp_path / "amplitude.json"
+    words = ("--amplitudes", 1, 3, "--epochs", 1, "--seeds", 1, "--out", out)
+    run("sngp_amplitude.py", *words, patch=monkeypatch)
+    found = json.loads(out.read_text())["results"]
+    assert [one["amplitude"] for one in found] == [1, 3]
+    assert all(one["held_out"]["examples"] == 300 for one in found)
+    stored = json.loads((EXPERIMENTS / "results" / "choices" / "sngp-amplitude.json").read_text())["results"]
+    nlls: dict[float, list[float]] = {}
+    for one in stored:
+        nlls.setdefault(one["amplitude"], []).append(one["held_out"]["nll"])
+    default = nlls.pop(lb.SNGP().amplitude)
+    assert all(ours < min(others) for ours, *others in zip(default, *nlls.values(), strict=True))
