@@ -116,8 +116,9 @@ def test_kl_variance_and_samples_are_those_of_the_covariance() -> None:
     posterior, covariance = bnn.posterior, covariance_of(bnn.posterior)
     assert isinstance(posterior, KroneckerPosterior)
     torch.testing.assert_close(posterior.variance(), covariance.diagonal())
-    terms = posterior.prior.normal_terms()  # type: ignore[union-attr]
+    terms = posterior.prior.normal_terms()
     assert terms is not None
+    assert terms.loc is not None
     p = torch.distributions.MultivariateNormal(terms.loc, torch.diag(torch.as_tensor(terms.scale) ** 2))
     q = torch.distributions.MultivariateNormal(posterior.mean(), covariance)
     torch.testing.assert_close(bnn.kl(), torch.distributions.kl_divergence(q, p))
@@ -158,7 +159,7 @@ def test_layers_without_factors_are_one_sentence() -> None:
         assert bnn.posterior.size() < 1000 + 3 * bnn.layout.numel
     for settings in ({"rate": 0.5}, {"rule": "local"}):
         with pytest.raises(lb.LeanBayesError, match="covariance='kronecker'"):
-            lb.Laplace(covariance="kronecker", **settings)  # type: ignore[arg-type]
+            lb.Laplace(covariance="kronecker", **settings)
 
 
 @pytest.mark.parametrize("likelihood", ["classification", "regression"])

@@ -118,7 +118,7 @@ def _layers_of(bnn: BayesianModel) -> list[Any]:
         module, name = places[0]
         usual = isinstance(module, (nn.Linear, nn.Conv1d, nn.Conv2d)) and name in ("weight", "bias")
         if usual and not isinstance(module, nn.Linear):
-            usual = module.groups == 1 and module.padding_mode == "zeros"
+            usual = bool(module.groups == 1) and module.padding_mode == "zeros"
         if not usual or len(places) > 1:
             raise UnsupportedOperation(_refusal(slot.name))
         found[id(module)] = module

@@ -67,8 +67,9 @@ def predict(
                     outputs.append(member)
         _check_finite(finite, x)  # once, because it waits for the device
         bnn.compiled_passes.add_time(time.perf_counter() - start)
-        count = bnn.members if draws[0].joint else len(draws)
-        return accumulator.finish(count, torch.stack(outputs) if keep_outputs else None)
+        return accumulator.finish(
+            bnn.summed_members if draws[0].joint else len(draws), torch.stack(outputs) if keep_outputs else None
+        )
 
 
 def _count_rows(x: Any) -> int:

@@ -128,8 +128,8 @@ class Laplace(AfterTraining):
             return FullPosterior(layout, mean, mean.new_zeros(0, 0), prior, torch.zeros(0, dtype=torch.int64))
         if self.covariance == "kronecker":
             shapes = [(slot.shape[0], math.prod(slot.shape[1:])) for slot in layout]
-            sides = ([mean.new_zeros(shape[side], shape[side]) for shape in shapes] for side in (0, 1))
-            return KroneckerPosterior(layout, mean, torch.ones_like(mean), *sides, prior)
+            left, right = ([mean.new_zeros(shape[side], shape[side]) for shape in shapes] for side in (0, 1))
+            return KroneckerPosterior(layout, mean, torch.ones_like(mean), left, right, prior)
         if self.rate < 1:
             return PartialPosterior(layout, mean, torch.ones_like(mean), prior)
         return MeanFieldPosterior(layout, mean, torch.ones_like(mean), prior)
@@ -206,8 +206,8 @@ class Laplace(AfterTraining):
         prior = self.prior.bind(bnn.layout, weights).to(weights.device)
         _open_scale(prior, curvature, weights, None)
         std = (curvature + _precision(prior, None).to(curvature)).rsqrt()
-        sides = ([pair[side].eigenvectors for pair in pairs] for side in (0, 1))
-        return KroneckerPosterior(bnn.layout, weights.clone(), std, *sides, prior)
+        left, right = ([pair[side].eigenvectors for pair in pairs] for side in (0, 1))
+        return KroneckerPosterior(bnn.layout, weights.clone(), std, left, right, prior)
 
     def _diagonal(self, bnn: BayesianModel, weights: Tensor, batches: Iterable[Any]) -> Tensor:
         if self.estimate == "exact":

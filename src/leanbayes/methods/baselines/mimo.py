@@ -9,14 +9,14 @@ import torch
 from torch import Tensor, nn
 
 from leanbayes.core import noise
-from leanbayes.core.network import map_rows, output_tensor, tensors_of
+from leanbayes.core.network import map_rows, output_tensor, remove_hooks, tensors_of
 from leanbayes.errors import LeanBayesError, UnsupportedOperation
 from leanbayes.methods.baselines.ensemble import initialize_again
+from leanbayes.methods.baselines.rank_one_network import UNCALLED
 from leanbayes.model.draw import Draw, StochasticNetwork
 from leanbayes.model.method import Method, register_method
 
 _MOST_MEMBERS = 64
-_UNCALLED = nn.modules.linear.NonDynamicallyQuantizableLinear  # nn.MultiheadAttention only reads its weight
 
 
 @register_method("mimo")
@@ -73,7 +73,8 @@ class MultiInputNetwork(StochasticNetwork):
 
     def __init__(self, network: nn.Module, method: MIMO) -> None:
         super().__init__()
-        self.inner, self.members, self._method = network, method.members, method
+        self.inner, self._method = network, method
+        self.members: int = method.members
         first, last = _first_and_last(network)
         _widen(first, self.members, 1)
         _widen(last, 1, self.members)
@@ -134,11 +135,7 @@ class MultiInputNetwork(StochasticNetwork):
         network = copy.deepcopy(self.inner)
         first, last = _first_and_last(network)
         for layer in (first, last):
-            for hooks in (layer._forward_pre_hooks, layer._forward_hooks):
-                for handle, hook in list(hooks.items()):
-                    if isinstance(hook, (_Join, _Divide)):
-                        del hooks[handle]
-                        layer._forward_pre_hooks_with_kwargs.pop(handle, None)
+            remove_hooks(layer, (_Join, _Divide))
         inputs, outputs = _dims(first)[0], _dims(last)[1]
         _set_weight(first, first.weight.unflatten(inputs, (self.members, -1)).sum(inputs))
         _set_weight(last, last.weight.unflatten(outputs, (self.members, -1)).select(outputs, number))
@@ -180,7 +177,7 @@ def _first_and_last(network: nn.Module) -> tuple[Any, Any]:
         raise LeanBayesError("MIMO needs a linear or convolutional layer, and the network has none.")
     owners = Counter(id(p) for module in network.modules() for p in module._parameters.values())
     for layer in (layers[0], layers[-1]):
-        usual = isinstance(layer, (nn.Linear, nn.modules.conv._ConvNd)) and not isinstance(layer, _UNCALLED)
+        usual = isinstance(layer, (nn.Linear, nn.modules.conv._ConvNd)) and not isinstance(layer, UNCALLED)
         if not usual or getattr(layer, "groups", 1) > 1 or owners[id(layer.weight)] > 1:
             raise UnsupportedOperation(
                 f"MIMO needs a linear or convolutional layer without groups and with its own weights at both ends, and "
