@@ -10,7 +10,7 @@ from network_cases import CASES
 from torch import Tensor, nn
 
 import leanbayes as lb
-from leanbayes.evaluation.cost import count_flops
+from leanbayes.evaluation.cost import costs_of, count_flops
 
 
 def network(width: int, groups: int = 1, inputs: int = 3, outputs: int = 5) -> nn.Sequential:
@@ -146,6 +146,8 @@ def test_all_members_cost_one_pass() -> None:
     packed = lb.bayesianize(layers, lb.PackedEnsemble(4, alpha=2))
     flops = count_flops(packed, x).dense
     assert flops == 2 * 2 * 4 * (16 * 32 + 32 * 32 + 32 * 4)
+    found = costs_of(packed, x)  # relative to the network, not to a member
+    assert found.ratios()["predict_flops"] == pytest.approx(4 * (16 * 32 + 32 * 32 + 32 * 4) / (64 * 84), rel=1e-6)
 
 
 def test_products_of_a_pass_are_in_half_precision_under_autocast() -> None:

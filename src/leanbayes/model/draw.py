@@ -48,6 +48,10 @@ class StochasticNetwork(nn.Module):
         """Return a member as a plain network, if members can be counted."""
         raise NotImplementedError  # abstract
 
+    def reference(self) -> nn.Module:
+        """Return a plain network of the user's architecture, which costs are compared with: by default a member."""
+        return self.member(0)
+
     def described_network(self) -> nn.Module:
         """Return a network whose `forward` has the arguments of this one."""
         return next(iter(self.children()))

@@ -1,5 +1,6 @@
 """Packed ensembles (Laurent et al. 2023): several narrow networks that run as one network with grouped layers."""
 
+import copy
 import math
 from contextlib import nullcontext
 from dataclasses import dataclass
@@ -64,7 +65,7 @@ class PackedEnsemble(Method):
     def wrap(self, network: nn.Module) -> nn.Module:
         """Make the members, and stack their weights."""
         made = [narrow_network(network, self.width, self.gamma, self.seed + n) for n in range(self.members)]
-        return PackedNetwork(stack(made), self.members)
+        return PackedNetwork(stack(made), self.members, copy.deepcopy(network).to("meta"))
 
 
 class PackedNetwork(StochasticNetwork):
@@ -72,9 +73,10 @@ class PackedNetwork(StochasticNetwork):
 
     loss_pass = "joint"
 
-    def __init__(self, stacked: nn.Module, members: int) -> None:
+    def __init__(self, stacked: nn.Module, members: int, original: nn.Module) -> None:
         super().__init__()
         self.inner = stacked
+        self._original = (original,)  # without memory, and not a part of this module
         self.members: int = members
 
     def forward(self, draw: Draw | None, *args: Any, **kwargs: Any) -> Any:
@@ -105,6 +107,14 @@ class PackedNetwork(StochasticNetwork):
                 "α/M of the channels of each layer is a whole number, or lb.Ensemble for this network."
             ) from error
         return outputs.flatten(0, 1)
+
+    def reference(self) -> nn.Module:
+        """Return a network of the original width. Its weights are zero, because only its costs matter."""
+        (original,), place = self._original, next(self.inner.parameters())
+        made = copy.deepcopy(original).to_empty(device=place.device).to(place.dtype)
+        for tensor in (*made.parameters(), *made.buffers()):
+            tensor.detach().zero_()
+        return made.train(self.training)
 
     def plain(self) -> nn.Module:
         """Raise an error: a packed ensemble is not a single network."""
