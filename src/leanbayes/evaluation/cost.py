@@ -148,7 +148,8 @@ def count_flops(bnn: BayesianModel, x: Any, samples: int | None = None, rule: st
     cost 1 + r if a share r of the weights has a std. One sample is counted for all, but every member of an ensemble.
     """
     with torch.no_grad(), bnn.using(rule or bnn.current_rule), evaluation_mode(bnn), _unfused(), _quiet():
-        draws = prediction.passes_of(bnn, samples, torch.Generator().manual_seed(0))
+        draws = prediction.draws_of(bnn, samples, torch.Generator().manual_seed(0))
+        draws = prediction.passes_of(bnn, draws)
         passes = [_flops_of_pass(bnn, x, draw) for draw in (draws[:1] if bnn.members is None else draws)]
     return sum(passes, Flops()) * (len(draws) // len(passes))
 

@@ -43,7 +43,7 @@ def predict(
     outputs, start = [], time.perf_counter()
     with torch.no_grad(), bnn.using(rule or bnn.current_rule), evaluation_mode(bnn), _steady(bnn):
         used, finite = bnn.current_rule, _are_clean(x, bnn.device)
-        draws = passes_of(bnn, samples, generator)
+        draws = passes_of(bnn, draws_of(bnn, samples, generator))
         summarize = used.mean_rule is None and not keep_outputs
         chunks = _Chunks(bnn, x, rows, draws[0], memory_budget, compile, summarize)
         accumulator = bnn.likelihood.accumulator()
@@ -122,9 +122,8 @@ def draws_of(bnn: "BayesianModel", samples: int | None, generator: torch.Generat
     return [bnn.next_draw(generator, number) for number in range(samples)]
 
 
-def passes_of(bnn: "BayesianModel", samples: int | None, generator: torch.Generator | None) -> "list[Draw]":
-    """Return the draws of a prediction: one for all members if one pass computes them, and all are asked for."""
-    draws = draws_of(bnn, samples, generator)
+def passes_of(bnn: "BayesianModel", draws: "list[Draw]") -> "list[Draw]":
+    """Return the passes that draws take: one for all members if one pass computes them, and all are asked for."""
     return [draws[0]._replace(joint=True)] if bnn.joint and len(draws) == bnn.members else draws
 
 
