@@ -12,6 +12,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
+from baselines_tables import baselines_tables
 from engines_tables import engines_tables, temperature_table
 from headline_tables import cell, headline_tables, short_table, summary_table
 from one_pass_tables import quality_tables
@@ -320,6 +321,7 @@ def main() -> None:
     fill(docs / "one_pass.md", passes)
     fill(docs / "one_pass.md", map(adjoint_table, map(read, sorted(measured[1].glob("adjoint-*.json")))), ADJOINT)
     fill(docs / "engines.md", engines_tables(results / "engines"))
+    fill(docs / "baselines.md", baselines_tables(results))
     fill(
         docs / "guide" / "tune.md", map(temperature_table, map(read, sorted((results / "temperatures").glob("*.json"))))
     )
