@@ -40,12 +40,18 @@ PAPER_ABLATIONS = {
     "threshold 0.6": (0.8978, 0.322, 0.038),
 }
 SCORES = {"accuracy": ("accuracy", "{:.2%}"), "nll": ("NLL", "{:.4f}"), "ece": ("ECE", "{:.4f}")}
+# The figures of the page: the file with their numbers, and their captions.
 FIGURES = {
-    "rate-distortion-*.svg": "Each point is a file that was written, loaded and scored.",
-    "int8-*.svg": "INT8 files and files with shared weights from one trained run.",
-    "density-*.svg": "Histogram of the weight means, with a logarithmic scale.",
-    "plane-*.png": "Each point is a weight at its own μ and σ, before sharing.",
-    "confidence-*.png": "Confidence on test images by true class: quartiles, 5 % and 95 %, and the mean above.",
+    "rate-distortion-cifar10.svg": ("curve", "Each point is a file that was written, loaded and scored"),
+    "rate-distortion-mnist.svg": ("curve_mnist", "Each point is a file that was written, loaded and scored"),
+    "int8-cifar10.svg": ("int8", "INT8 files and files with shared weights from one trained run"),
+    "int8-mnist.svg": ("int8_mnist", "INT8 files and files with shared weights from one trained run"),
+    "density-*.svg": ("figures", "Histogram of the weight means, with a logarithmic scale"),
+    "plane-*.png": ("figures", "Each point is a weight at its own μ and σ, before sharing"),
+    "confidence-*.png": (
+        "figures",
+        "Confidence on test images by true class: quartiles, 5 % and 95 %, and the mean above",
+    ),
 }
 
 Row = Mapping[str, Any]
@@ -88,9 +94,14 @@ def sharing_tables(folder: Path) -> Iterator[str]:
             yield int8_table(found[name])
     if found["ablations"]:
         yield ablation_table(found["ablations"])
-    for pattern, caption in FIGURES.items():
+    for pattern, (name, caption) in FIGURES.items():
+        record = read(folder / f"{name}.json")
         for path in sorted(folder.glob(pattern)):
-            yield f"![{path.stem}](../experiments/results/sharing/{path.name})\n\n{caption}"
+            where = ""
+            if record:
+                task = f"{record['model']['name']} on {record['source']['name']}, {record['name']}, one seed"
+                where = f" ({task}, {record['examples']:,} test images, {record['samples']} samples)"
+            yield f"![{path.stem}](../experiments/results/sharing/{path.name})\n\n{caption}{where}."
 
 
 # -- choices, on held-out data ----------------------------------------------------------------------------------------

@@ -48,6 +48,12 @@ SSVI_PAPER: dict[str, dict[float, dict[str, Any]]] = {
     },
 }
 PAPER_EPOCHS, PAPER_SAMPLES = 200, 5
+# The figures of the page: the file with their task, and their captions.
+FIGURES = {
+    "density-*.svg": ("cifar10_density", "SSVI and RigL over the density, on all test images"),
+    "init_std-*.svg": ("mnist_init_std", "SSVI and dense mean-field over the initial σ, on all test images"),
+    "overlap.svg": ("ssvi/overlap", "Intersection over union of the weights that two criteria would remove"),
+}
 OOD_SCORES = ("auroc", "aupr_out")
 WHOLE = {"svhn": 26_032}  # AUPR depends on the ratio of test to OOD examples, so that of a subset is not comparable
 
@@ -74,6 +80,18 @@ def overlap_table(record: dict[str, Any], title: str) -> str:
             lines.append(f"| `{name}` | {' | '.join(f'{value:.3f}' for value in values)} |")
     means = (statistics.fmean(one["iou"][a][b] for a, b in pairs) for one in chosen)
     return "\n".join([*lines, f"| mean of pairs | {' | '.join(f'{value:.3f}' for value in means)} |"])
+
+
+def sparse_figures(results: Path) -> Iterator[str]:
+    """Format the figures with their captions."""
+    for pattern, (name, caption) in FIGURES.items():
+        record = read(results / f"{name}.json")
+        for path in sorted((results / "ssvi").glob(pattern)):
+            where = ""
+            if record:
+                task = f"{record['model']['name']} on {record['source']['name']}, seed {record['seed']}"
+                where = f" ({task}, {record['recipe']['epochs']} epochs)"
+            yield f"![{path.stem}](../experiments/results/ssvi/{path.name})\n\n{caption}{where}."
 
 
 def sparse_tables(entries: Iterable[dict[str, Any]]) -> Iterator[str]:
