@@ -82,6 +82,27 @@ def overlap_table(record: dict[str, Any], title: str) -> str:
     return "\n".join([*lines, f"| mean of pairs | {' | '.join(f'{value:.3f}' for value in means)} |"])
 
 
+def flops_table(record: dict[str, Any]) -> str:
+    """Format the FLOPs of a step relative to a dense network, by density and by how it is distributed over layers."""
+    results = record["results"]
+    paper = {
+        density: SSVI_PAPER["cifar10"][density]["train_gflops"] / SSVI_PAPER["cifar10"][1.0]["train_gflops"]
+        for density in (0.05, 0.1)
+    }
+    lines = [
+        f"**FLOPs of a training step of {results[0]['network']}, relative to dense mean-field**\n",
+        f"`{record['command']}`: counted, not timed; only products count, and a zero weight costs nothing. "
+        "`erk` keeps small layers dense, which have many pixels; `uniform`, as in the paper, only the first one.\n",
+        '| density | paper (its table 1) | `densities="erk"`, the default | `densities="uniform"` |',
+        "|---:|---:|---:|---:|",
+    ]
+    for density in dict.fromkeys(one["density"] for one in results):
+        share = {one["densities"]: f"{one['share']:.3f}×" for one in results if one["density"] == density}
+        known = f"{paper[density]:.3f}×" if density in paper else ""
+        lines.append(f"| {density:.0%} | {known} | {share['erk']} | {share['uniform']} |")
+    return "\n".join(lines)
+
+
 def sparse_figures(results: Path) -> Iterator[str]:
     """Format the figures with their captions."""
     for pattern, (name, caption) in FIGURES.items():
