@@ -20,8 +20,8 @@ from torch import Tensor
 from trained_runs import Results, about, compared, in_order, lines_figure, opened, task_of
 
 import leanbayes as lb
-from leanbayes.core.network import StochasticNetwork
 from leanbayes.errors import LeanBayesError
+from leanbayes.model.draw import StochasticNetwork
 from leanbayes.report.figure import Series
 from leanbayes.training.record import machine, versions, write_json
 
@@ -68,7 +68,8 @@ def distribution(bnn: lb.BayesianModel) -> Weights:
     if not bnn.posterior.random_weights:
         found = torch.cat(members_of(bnn))
         return Weights(found, torch.zeros_like(found))
-    return Weights(bnn.posterior.mean().detach().double().cpu(), bnn.posterior.variance().detach().double().sqrt().cpu())
+    mean, variance = (part.detach().double().cpu() for part in (bnn.posterior.mean(), bnn.posterior.variance()))
+    return Weights(mean, variance.sqrt())
 
 
 def weights(args: argparse.Namespace) -> Results:
