@@ -95,6 +95,9 @@ SUBJECTS = {
     "cifar10_ssvi_long_held_out": "SSVI, longer training, 5 % held out",
     "cifar10_ssvi_long_seed_1": "SSVI, longer training, another seed",
     "cifar100_ssvi": "SSVI",
+    "digits_vdp_covariance": "VDP++ and full covariances",
+    "mnist_pbn_paper": "PBN as in its paper",
+    "mnist_sharing": "weight sharing, hierarchical and around the trained network",
     "mnist_init_std": "the initial σ",
     "mnist_init_std_no_warmup": "the initial σ, without temperature warm-up",
 }  # of comparisons with the same network and data as others
