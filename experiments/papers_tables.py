@@ -113,6 +113,13 @@ class Stored:
         """Return the stds outside of the toy data."""
         return ", ".join(f"{one['name']} {one['outside']['std']:.1f}" for one in self.file("pbn/toy.json")["results"])
 
+    def kolmogorov(self) -> str:
+        """Return the Kolmogorov-Smirnov statistics of weights, means over seeds."""
+        found: dict[str, list[float]] = {}
+        for one in self.file("pbn/weights.json")["results"]:
+            found.setdefault(one["name"], []).append(one["statistic"])
+        return "; ".join(f"{name} {statistics.fmean(values):.3f}" for name, values in found.items())
+
     def miou(self) -> str:
         """Return the mean IoU on CamVid."""
         return ", ".join(
