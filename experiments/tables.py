@@ -147,7 +147,7 @@ def vdp_table(record: dict[str, Any], title: str) -> str:
         f"## {title}\n",
         f"`{record['command']}`\n",
         f"{where}, torch {record['versions']['torch']}, seeds {', '.join(map(str, record['seeds']))}, noise and "
-        f"pruning on {record['examples']} test images. ± is half of the {summary['level']:.0%} interval; p is the "
+        f"pruning on {record['examples']} test images{explained_of(record)}. ± is half of the {summary['level']:.0%} interval; p is the "
         f"p-value of a one-way analysis of variance. {' '.join(record['notes'])}\n",
         f"| | {' | '.join(f'`{name}`' for name in methods)} | p |",
         "|---|" + "---:|" * (len(methods) + 1),
@@ -159,6 +159,13 @@ def vdp_table(record: dict[str, Any], title: str) -> str:
         p_value = summary["tests"].get(key, {}).get("anova", {}).get("p_value")
         lines.append(f"| {name} | {' | '.join(cells)} | {'' if p_value is None else format(p_value, '.2g')} |")
     return "\n".join(lines)
+
+
+def explained_of(record: dict[str, Any]) -> str:
+    """Say how many images have saliency maps; earlier files have the number in their command."""
+    found = re.search(r"--explained (\d+)", record["command"])
+    count = record.get("explained", int(found[1]) if found else 0)
+    return f", saliency maps of {count}" if count else ""
 
 
 def one_pass_table(record: dict[str, Any]) -> str:

@@ -390,6 +390,7 @@ def main() -> None:
             "machine": machine(),
             "examples": min(args.examples, len(evaluator.data.test)),  # type: ignore[arg-type]
             "samples": args.samples,
+            "explained": evaluator.explained,
             "notes": evaluator.notes,
             "results": results,
             "summary": summary_of(results),
