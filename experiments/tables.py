@@ -147,8 +147,9 @@ def vdp_table(record: dict[str, Any], title: str) -> str:
         f"## {title}\n",
         f"`{record['command']}`\n",
         f"{where}, torch {record['versions']['torch']}, seeds {', '.join(map(str, record['seeds']))}, noise and "
-        f"pruning on {record['examples']} test images{explained_of(record)}. ± is half of the {summary['level']:.0%} interval; p is the "
-        f"p-value of a one-way analysis of variance. {' '.join(record['notes'])}\n",
+        f"pruning on {record['examples']} test images{explained_of(record)}. ± is half of the "
+        f"{summary['level']:.0%} interval; p is the p-value of a one-way analysis of variance. "
+        f"{' '.join(record['notes'])}\n",
         f"| | {' | '.join(f'`{name}`' for name in methods)} | p |",
         "|---|" + "---:|" * (len(methods) + 1),
     ]
@@ -163,6 +164,8 @@ def vdp_table(record: dict[str, Any], title: str) -> str:
 
 def explained_of(record: dict[str, Any]) -> str:
     """Say how many images have saliency maps; earlier files have the number in their command."""
+    if not any("infidelity" in metrics for metrics in record["summary"]["methods"].values()):
+        return ""
     found = re.search(r"--explained (\d+)", record["command"])
     count = record.get("explained", int(found[1]) if found else 0)
     return f", saliency maps of {count}" if count else ""
