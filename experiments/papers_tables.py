@@ -139,6 +139,14 @@ class Stored:
             f"{names[name]} {found[key]['mean']:{form}}" for name, found in methods.items() if key in found
         )
 
+    def explained(self) -> str:
+        """Return Infidelity and Sensitivity-Max of the models of MNIST, on more images."""
+        methods = self.file("vdp/mnist_explained.json")["summary"]["methods"]
+        return "; ".join(
+            f"{name} {found['infidelity']['mean']:.4f} and {found['sensitivity_max']['mean']:.3f}"
+            for name, found in methods.items()
+        )
+
     def vdp_cost(self) -> str:
         """Return time and memory of an epoch."""
         methods = self.file("mnist_vdp.json")["summary"]["methods"]

@@ -319,7 +319,8 @@ def main() -> None:
         parts.append(table(record, f"{record['model']['name']} on {record['source']['name']}{subject}"))
     for path in sorted((results / "vdp").glob("*.json")):
         record = read(path)
-        name = f"{record['model']['name']} on {record['source']['name']}: noise, pruning and explanations"
+        after = f"after {record['recipe']['epochs']} epochs"
+        name = f"{record['model']['name']} on {record['source']['name']}: noise, pruning and explanations {after}"
         parts.append(vdp_table(record, name))
     for path in sorted((results / "ssvi").glob("overlap*.json")):
         record = read(path)
