@@ -7,12 +7,12 @@ python experiments/engines.py laplace --start trained.safetensors --out experime
 Rows: `sgd` (a plain network), `ivon` and `backprop` (mean-field by both engines), `ssvi-ivon`, `pbn-ivon`, and
 `ivon-opt`, the published optimizer in a plain loop. The baselines of the papers have rows too: `ensemble`,
 `mc-dropout`, `batch-ensemble`, `packed-ensemble`, `mimo`, `rank-1`, `rank-1-cauchy`, `lp-bnn`, `abnn`, `sngp`,
-`sparse-vd`, `sbp`, `aeb`, `swa`, `swag`, `csgmcmc`, `vbll`, and after training `laplace` (a diagonal, by samples), `laplace-adjoint` (the same,
-linearized), `laplace-last` (the full covariance of the last layer), `laplace-kron` (its Kronecker factors) and
-`std-search`. With --start these only fit the posterior to the network of an `sgd` row, which --save-model wrote. Every
-row is scored with the running statistics of BatchNorm that training leaves, and with statistics that are refreshed
-under the posterior; with and without a temperature that is fitted to held-out images. Corrupted test images and OOD
-images are scored too (`shifted.py`). The file is written at the end of the training.
+`sparse-vd`, `sbp`, `aeb`, `swa`, `swag`, `csgmcmc`, `vbll`, and after training `laplace` (a diagonal, by samples),
+`laplace-adjoint` (the same, linearized), `laplace-last` (the full covariance of the last layer), `laplace-kron` (its
+Kronecker factors) and `std-search`. With --start these only fit the posterior to the network of an `sgd` row, which
+--save-model wrote. Every row is scored with the running statistics of BatchNorm that training leaves, and with
+statistics that are refreshed under the posterior; with and without a temperature that is fitted to held-out images.
+Corrupted test images and OOD images are scored too (`shifted.py`). The file is written at the end of the training.
 """
 
 import argparse
