@@ -9,6 +9,8 @@ from leanbayes.methods.baselines.ensemble import Ensemble
 from leanbayes.methods.baselines.laplace import Laplace
 from leanbayes.methods.baselines.lp_bnn import LPBNN
 from leanbayes.methods.baselines.mc_dropout import MCDropout
+from leanbayes.methods.baselines.mimo import MIMO
+from leanbayes.methods.baselines.packed_ensemble import PackedEnsemble
 from leanbayes.methods.baselines.rank_one import RankOne
 from leanbayes.methods.baselines.rigl import RigL
 from leanbayes.methods.baselines.sbp import SBP
@@ -31,6 +33,7 @@ __all__ = [
     "AEB",
     "LPBNN",
     "METHODS",
+    "MIMO",
     "PBN",
     "SBP",
     "SNGP",
@@ -46,6 +49,7 @@ __all__ = [
     "Laplace",
     "MCDropout",
     "MeanField",
+    "PackedEnsemble",
     "RankOne",
     "RigL",
     "SparseVD",

@@ -99,7 +99,7 @@ class Method:
         engine: How means and stds are trained: "backprop" (gradients of the ELBO, with any optimizer) or "ivon" (the
             natural-gradient update, with `lb.IVON`).
         bayesian_weights: Whether weights move from the network into a posterior.
-        has_temperature: Whether its training weighs a KL by the temperature of the recipe.
+        has_kl: Whether its posterior has a KL that is trained, which the temperature of the recipe weighs.
         chooses_parameters: Whether `selected`, and not the user, says which parameters are Bayesian. None is a weight.
 
     Example:
@@ -111,7 +111,7 @@ class Method:
     samples: int = 30
     engine: str = "backprop"
     bayesian_weights: bool = True
-    has_temperature: bool = True
+    has_kl: bool = True
     chooses_parameters: bool = False
 
     @property
@@ -119,8 +119,16 @@ class Method:
         """Whether weights of layers are Bayesian, and not only factors or norms that the method chooses."""
         return self.bayesian_weights and not self.chooses_parameters
 
+    @property
+    def has_temperature(self) -> bool:
+        """Whether the temperature of a recipe changes the training."""
+        return self.bayesian_weights and self.has_kl and self.rule != "mean"
+
     def prepare(self, network: nn.Module) -> nn.Module:
-        """Return a copy of the user's network with more parameters, if the method adds some that are Bayesian."""
+        """Return a copy of the user's network with more parameters, if the method adds some that are Bayesian.
+
+        What needs no Bayesian parameter belongs into `wrap`, which changes the copy that the model has anyway.
+        """
         return network
 
     def selected(self, network: nn.Module) -> Select:

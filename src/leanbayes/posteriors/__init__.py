@@ -3,6 +3,7 @@
 from leanbayes.posteriors.base import DiagonalGaussian, Posterior
 from leanbayes.posteriors.full import FullPosterior
 from leanbayes.posteriors.group_noise import GroupNoisePosterior
+from leanbayes.posteriors.kronecker import KroneckerPosterior
 from leanbayes.posteriors.latent_factors import LatentFactors
 from leanbayes.posteriors.low_rank import LowRankPosterior
 from leanbayes.posteriors.mean_field import MeanFieldPosterior
@@ -23,6 +24,7 @@ __all__ = [
     "FullPosterior",
     "GaussianFactors",
     "GroupNoisePosterior",
+    "KroneckerPosterior",
     "LatentFactors",
     "LowRankPosterior",
     "MeanFieldPosterior",

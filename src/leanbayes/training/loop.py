@@ -160,7 +160,7 @@ class Loop:
                 raise self._journal.failure(f"The loss is {loss}: {_REMEDY}")
             self._loss_sum.zero_()
             self._loss_count = 0
-            values = {"loss": loss / (bnn.separate_members or 1)}  # the loss of an ensemble is the sum over its members
+            values = {"loss": loss / bnn.summed_members}  # the loss of an ensemble is the sum over its members
             if len(bnn.layout):
                 values["kl"] = bnn.kl(torch.Generator().manual_seed(0)).item()
                 values["sigma"] = bnn.posterior.mean_std().item()

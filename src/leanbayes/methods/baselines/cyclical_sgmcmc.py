@@ -90,6 +90,8 @@ class CyclicalSGMCMC(Method):
             add_noise(training, self.temperature)
         if done in self._due(training.steps):
             chain.collect()
+        if done * self.cycles // training.steps > training.step * self.cycles // training.steps:
+            _stop(training.optimizers)
 
 
 @torch.no_grad()
@@ -114,6 +116,19 @@ def add_noise(training: Training, temperature: float, only: Tensor | None = None
                 if momentum is not None:
                     momentum.sub_(change / rate)
                 parameter.add_(change, alpha=1 + beta if group["nesterov"] else 1)
+
+
+@torch.no_grad()
+def _stop(optimizers: list[torch.optim.Optimizer]) -> None:
+    """Set the momentum to zero at the end of a cycle.
+
+    SGD multiplies it by the learning rate, so the noise of a step with the rate l is as 1/√l in it. The rate is nearly
+    zero at the end of a cycle, and with the high rate of the next one this noise would be a large step.
+    """
+    for optimizer in optimizers:
+        for state in optimizer.state.values():
+            if state.get("momentum_buffer") is not None:
+                state["momentum_buffer"].zero_()
 
 
 class Chain(Members):
