@@ -69,7 +69,6 @@ _COLOR_IMAGES = {
     "model": "resnet-18",
     "epochs": 80,
     "batch_size": 256,
-    "engine": "ivon",  # it has the better likelihood, at temperature 1: see docs/engines.md
     "optimizer": "sgd",
     "lr": 0.1,
     "weight_decay": 5e-4,

@@ -118,7 +118,7 @@ def preset(name: str | Path, root: Root = None, engine: str = "backprop") -> dic
         >>> preset("toy")["model"]
         'mlp'
     """
-    settings = {key: value for key, value in _preset(name, root).items() if key != "engine"}
+    settings = dict(_preset(name, root))
     known = defaults(engine, task_of(name, root) != "regression")
     settings["temperature"] = known.temperature
     if engine == "ivon":
@@ -128,22 +128,22 @@ def preset(name: str | Path, root: Root = None, engine: str = "backprop") -> dic
 
 
 @checked()
-def preferred_engine(name: str | Path, root: Root = None) -> str:
-    """Return the engine that methods with a choice of engines use for a data set, unless it is given.
+def has_color_classes(name: str | Path, root: Root = None) -> bool:
+    """Return whether the task of a data set is to classify color images, without loading it.
 
     Args:
         name: name or path of a data set, as for `load`.
         root: folder of all data sets. None means the environment variable LEANBAYES_DATA.
 
-    Returns:
-        "ivon" for color images, on which it is better, else "backprop".
-
     Example:
-        >>> from leanbayes.data import preferred_engine
-        >>> preferred_engine("cifar10")
-        'ivon'
+        >>> from leanbayes.data import has_color_classes
+        >>> has_color_classes("cifar10")
+        True
     """
-    return _preset(name, root).get("engine", "backprop")
+    known = find(name, NAMES)
+    if known in IMAGE_SETS:
+        return len(IMAGE_SETS[known].normalize.mean) == 3
+    return task_of(name, root) == "classification"  # the images of a folder are read as RGB
 
 
 def _preset(name: str | Path, root: Root) -> Mapping[str, Any]:
