@@ -3,7 +3,6 @@
 import itertools
 import math
 import re
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +15,7 @@ from torch.utils.data import TensorDataset
 
 import leanbayes as lb
 from leanbayes.cli.options import engine_chosen
+from leanbayes.core.config import change
 from leanbayes.data import NAMES, load, preset, task_of
 from leanbayes.training import read_record
 
@@ -151,7 +151,7 @@ def test_fit_and_the_command_line_choose_the_same_engine(
     assert method.engine == "auto"
     assert engine_of_fit(data, tmp_path, method) == expected
     assert engine_of_the_command_line(data_sets[kind], method) == expected
-    assert engine_of_the_command_line(data_sets[kind], replace(method, engine="ivon")) == "ivon"
+    assert engine_of_the_command_line(data_sets[kind], change(method, {"engine": "ivon"})) == "ivon"
 
 
 @pytest.mark.parametrize("settings", SETTINGS_OF_OPTIMIZERS, ids=str)
@@ -172,7 +172,7 @@ def test_what_ivon_cannot_train_is_trained_by_backprop(data_sets: dict[str, str]
 def test_own_loops_bring_their_own_optimizer(method: lb.Method) -> None:
     x, y = examples("classes")
     bnn = lb.bayesianize(network(), method, data=[(x, y)] if isinstance(method, lb.PBN) else None)
-    assert bnn.method == replace(method, engine="backprop")
+    assert bnn.method == change(method, {"engine": "backprop"})
     optimizer = torch.optim.Adam(bnn.parameters())
     before = bnn.posterior.mean().clone()
     lb.elbo_loss(bnn, x, y, num_data=40).backward()

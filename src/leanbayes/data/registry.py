@@ -11,7 +11,7 @@ from leanbayes.data import folders, segmentation, tabular
 from leanbayes.data.base import ArrayDataset, Data, Task
 from leanbayes.data.folders import load_folder
 from leanbayes.data.image_files import Size
-from leanbayes.data.images import IMAGE_SETS, load_images, read_split
+from leanbayes.data.images import COLOR_IMAGES, IMAGE_SETS, load_images, read_split
 from leanbayes.data.reading import Root, data_root
 from leanbayes.data.segmentation import load_segmentation
 from leanbayes.data.tabular import TABLE_ENDINGS, UCI_FILES, load_gap, load_table, load_toy, load_uci
@@ -142,7 +142,7 @@ def has_color_classes(name: str | Path, root: Root = None) -> bool:
     """
     known = find(name, NAMES)
     if known in IMAGE_SETS:
-        return len(IMAGE_SETS[known].normalize.mean) == 3
+        return IMAGE_SETS[known].preset is COLOR_IMAGES
     return task_of(name, root) == "classification"  # the images of a folder are read as RGB
 
 

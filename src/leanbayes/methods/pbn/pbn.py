@@ -12,7 +12,7 @@ from leanbayes.core.config import check_choices
 from leanbayes.core.layout import Layout
 from leanbayes.errors import LeanBayesError
 from leanbayes.methods.baselines.deterministic import Deterministic
-from leanbayes.methods.gaussian_settings import EngineChoice, check_gaussian_settings, initial_posterior
+from leanbayes.methods.gaussian_settings import EngineChoice, EngineName, check_gaussian_settings, initial_posterior
 from leanbayes.methods.pbn.estimators import DEFAULT, NEEDS_NO_DATA, Kind, check_kind, score_without_data, scores_of
 from leanbayes.methods.pbn.selection import Per, check_rate, top
 from leanbayes.model.bayesian import BayesianModel
@@ -123,7 +123,7 @@ class PBN(Method):
     def stages(self) -> tuple[Stage, ...]:
         """Train the plain network, then the partial one."""
         last = Stage(self, 1 - self.pretrain)
-        engine = "ivon" if self.engine == "ivon" else "backprop"
+        engine: EngineName = "ivon" if self.engine == "ivon" else "backprop"
         return (Stage(Deterministic(engine=engine), self.pretrain), last) if self.pretrain else (last,)
 
     def start(self, training: Training) -> None:
