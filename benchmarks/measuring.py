@@ -36,12 +36,26 @@ def milliseconds(run: Callable[[], Any], times: int, cuda: bool) -> float:
 
 def busy(run: Callable[[], Any], times: int = 5) -> float:
     """Return the milliseconds of GPU kernels per call, without the profiler ranges of optimizers."""
+    return busy_kernels(run, times)["milliseconds"]
+
+
+def busy_kernels(run: Callable[[], Any], times: int = 5, shown: int = 12) -> dict[str, Any]:
+    """Return number and milliseconds of GPU kernels per call, and those that took most of the time."""
     with profile(activities=[ProfilerActivity.CUDA]) as profiler:
         for _ in range(times):
             run()
         torch.cuda.synchronize()
-    kernels = [e for e in profiler.events() if e.device_type == torch.autograd.DeviceType.CUDA]
-    return sum(e.self_device_time_total for e in kernels if "Optimizer" not in e.name) / 1e3 / times
+    found = [e for e in profiler.events() if e.device_type == torch.autograd.DeviceType.CUDA]
+    kernels = [e for e in found if "Optimizer" not in e.name]
+    names: dict[str, list[float]] = {}
+    for kernel in kernels:
+        names.setdefault(kernel.name[:100], []).append(kernel.self_device_time_total / 1e3)
+    most = sorted(names.items(), key=lambda item: -sum(item[1]))[:shown]
+    return {
+        "number": len(kernels) / times,
+        "milliseconds": sum(map(sum, names.values())) / times,
+        "most": {name: {"number": len(each) / times, "milliseconds": sum(each) / times} for name, each in most},
+    }
 
 
 def count_cost(function: Callable[[], Any]) -> Cost:

@@ -31,13 +31,15 @@ METHODS: dict[str, Any] = {
     "MeanField": lb.MeanField(),
     "MeanField ivon": lb.MeanField(engine="ivon"),
     "MeanField pretrained": lb.MeanField(prior=lb.Normal("fan_in", center="pretrained")),
-    "SSVI": lb.SSVI(0.4),
-    "SSVI ivon": lb.SSVI(0.4, engine="ivon"),
+    "SSVI": lb.SSVI(0.4, interval=2, drop=0.6),
+    "SSVI ivon": lb.SSVI(0.4, interval=2, drop=0.6, engine="ivon", removal="sensitivity", addition="samples"),
+    "SSVI blocks": lb.SSVI(0.5, interval=2, drop=0.6, pattern="7x1", addition="mean", removal="mean"),
     "PBN": lb.PBN(0.2, sensitivity="magnitude"),
     "PBN ivon": lb.PBN(0.2, sensitivity="magnitude", engine="ivon"),
     "PBN stds": lb.PBN(0.2, sensitivity="magnitude", engine="ivon", train_means=False),
 }
 RESUMED = ("MeanField", "SSVI ivon", "PBN")
+REPLICATED = ("MeanField", "SSVI")
 
 
 class Block(nn.Module):
@@ -100,16 +102,22 @@ def optimizer_of(bnn: lb.BayesianModel) -> torch.optim.Optimizer:
 
 
 def train(
-    bnn: lb.BayesianModel, optimizer: torch.optim.Optimizer, part: slice, steps: int = STEPS
+    bnn: lb.BayesianModel, optimizer: torch.optim.Optimizer, part: slice, steps: int = STEPS, first: int = 0
 ) -> Iterator[tuple[Tensor, Tensor]]:
-    """Train a few steps with clipped gradients, and yield each loss and the norm of its gradient."""
+    """Train a few steps with clipped gradients, and yield each loss and the norm of its gradient.
+
+    SSVI exchanges active weights after each second step, by the examples of all processes.
+    """
     x, y = data()
-    for _ in range(steps):
+    training = lb.Training(bnn, 100, NUM_DATA, lambda: [data()], [optimizer], batch=(x[part], y[part]))
+    for step in range(first, first + steps):
         optimizer.zero_grad()
         loss = lb.elbo_loss(bnn, x[part], y[part], num_data=NUM_DATA)
         loss.backward()
         norm = whole(nn.utils.clip_grad_norm_(bnn.parameters(), 0.5))
         optimizer.step()
+        training.step = step
+        bnn.method.after_step(training)
         yield loss.detach(), norm
 
 
@@ -183,14 +191,14 @@ class Process:
         self.write("refused copy", message(bnn.to_deterministic))
         self.write("refused twice", message(lambda: lb.fully_shard(bnn)))
 
-    def replicated(self) -> None:
+    def replicated(self, method: str) -> None:
         """Two replicas of two parts: each replica has its own sample."""
-        bnn = lb.fully_shard(build("MeanField"), mesh=self.replicas)
+        bnn = lb.fully_shard(build(method), mesh=self.replicas)
         losses = summary(list(train(bnn, optimizer_of(bnn), self.part(4))))
         gathered = [torch.empty_like(losses) for _ in range(WORLD)]
         dist.all_gather(gathered, losses)
-        self.write("losses of replicas", torch.stack(gathered))
-        self.file("replicas", bnn)
+        self.write(f"losses of replicas {method}", torch.stack(gathered))
+        self.file(f"replicas {method}", bnn)
 
     def flipout(self) -> None:
         bnn = lb.fully_shard(build("flipout", other=lb.MeanField(rule="flipout")), mesh=self.meshes[4])
@@ -217,7 +225,7 @@ class Process:
                     held = {"model": model, "optimizer": state}
                     dcp.state_dict_loader.load(held, checkpoint_id=path, process_group=mesh.get_group())
                     set_state_dict(bnn, optimizer, model_state_dict=model, optim_state_dict=state)
-                found = summary(list(train(bnn, optimizer, self.part(size), 2)))
+                found = summary(list(train(bnn, optimizer, self.part(size), 2, 2 * number)))
                 losses.append(self.mean(found, mesh))
                 model, state = get_state_dict(bnn, optimizer)
                 path = self.folder / f"checkpoint {method} {number + 1}"
@@ -273,7 +281,8 @@ def worker(rank: int, folder: str) -> None:
             if rank < size and (size == 4 or method in ("MeanField", "SSVI ivon", "PBN ivon")):
                 process.training(method, size)
     process.gradients()
-    process.replicated()
+    for method in REPLICATED:
+        process.replicated(method)
     process.flipout()
     for method in RESUMED:
         process.resumed(method)

@@ -1,6 +1,7 @@
 """`predict(compile=...)`: the same results as without, a bounded number of compiled passes, and a logged fallback."""
 
 import copy
+import dataclasses
 import functools
 import gc
 import logging
@@ -104,6 +105,30 @@ def test_regression_and_dict_inputs(compilations: list[Any]) -> None:
     torch.testing.assert_close(first.mean, second.mean)
     torch.testing.assert_close(first.epistemic_variance, second.epistemic_variance)
     assert len(compilations) == 1
+
+
+@pytest.mark.parametrize("likelihood", [lb.Categorical(), lb.Bernoulli(), lb.Gaussian(), lb.HeteroscedasticGaussian()])
+def test_probabilities_are_a_part_of_the_compiled_code(likelihood: Any, compilations: list[Any]) -> None:
+    """Kernels after it would wait for Python."""
+    network = nn.Sequential(nn.Linear(3, 8), nn.ReLU(), nn.Linear(8, 4))
+    bnn, x = lb.bayesianize(network, lb.MeanField(init_std=0.1), likelihood=likelihood).eval(), torch.randn(5, 3)
+    for compile in (True, False):
+        found = bnn.predict(x, rule="moments", compile=compile)
+        expected = bnn.predict(x, rule="moments", compile=False)
+        for name, value in vars(expected).items():
+            torch.testing.assert_close(getattr(found, name), value, rtol=1e-5, atol=1e-6)
+    (graph,) = compilations
+    outputs = next(node for node in graph.graph.nodes if node.op == "output").args[0]
+    tensors = [value for value in vars(expected).values() if isinstance(value, Tensor)]
+    assert len(outputs) == len(tensors) + 1  # and whether all are finite
+
+
+def test_outputs_that_are_kept_are_those_of_the_network() -> None:
+    bnn, x = _model(), _images(4)
+    first, second = (bnn.predict(x, rule="moments", keep_outputs=True, compile=compile) for compile in (True, False))
+    torch.testing.assert_close(first.outputs, second.outputs)
+    assert first.outputs.shape == (1, 4, 3)
+    _same(first, second)
 
 
 def test_changes_of_factors_and_corrections_are_seen() -> None:
@@ -263,7 +288,9 @@ def test_compiled_code_with_other_outputs_is_not_used(
 
 
 def _shifted(parts: Any) -> Any:
-    return (parts[0] + 1, *parts[1:]) if isinstance(parts, tuple) else parts + 1
+    if isinstance(parts, Tensor):
+        return parts + 1
+    return parts._replace(prediction=dataclasses.replace(parts.prediction, probs=parts.prediction.probs + 0.1))
 
 
 def test_what_cannot_be_compiled_is_refused() -> None:

@@ -9,7 +9,7 @@ import pytest
 import sharding_cases as cases
 import torch
 import torch.nn.functional as F
-from sharding_cases import METHODS, NUM_DATA, RESUMED, WORLD, build, data, optimizer_of, reference, train
+from sharding_cases import METHODS, NUM_DATA, REPLICATED, RESUMED, WORLD, build, data, optimizer_of, reference, train
 from torch import Tensor
 
 import leanbayes as lb
@@ -53,6 +53,8 @@ def test_training_equals_that_of_the_unsharded_model(method: str, size: int, fol
     assert_equal_models(folder / f"{method} {size}.safetensors", bnn)
     start = build(method).state_dict()
     assert not torch.equal(bnn.state_dict()["posterior.rho"], start["posterior.rho"])
+    if method.startswith("SSVI"):
+        assert not torch.equal(bnn.state_dict()["posterior.index"], start["posterior.index"])
 
 
 @pytest.mark.parametrize("kind", ["plain", "blocks", "inside", "kept"])
@@ -85,10 +87,12 @@ def test_predictions_moments_and_the_kl_equal_those_of_the_unsharded_model(folde
     assert "5 units over 4 processes" in read(folder, "repr")
 
 
-def test_replicas_have_their_own_samples(folder: Path) -> None:
-    bnn, (x, y) = reference("MeanField"), data()
+@pytest.mark.parametrize("method", REPLICATED)
+def test_replicas_have_their_own_samples(method: str, folder: Path) -> None:
+    bnn, (x, y) = reference(method), data()
     optimizer, rows = optimizer_of(bnn), len(x) // WORLD
-    losses = read(folder, "losses of replicas")[..., 0]
+    losses = read(folder, f"losses of replicas {method}")[..., 0]
+    training = lb.Training(bnn, 100, NUM_DATA, optimizers=[optimizer], batch=(x, y))
     for step in range(cases.STEPS):
         optimizer.zero_grad()
         for rank in range(WORLD):
@@ -99,8 +103,10 @@ def test_replicas_have_their_own_samples(folder: Path) -> None:
             torch.testing.assert_close(losses[rank, step], loss.detach(), rtol=1e-5, atol=1e-5)
         torch.nn.utils.clip_grad_norm_(bnn.parameters(), 0.5)
         optimizer.step()
+        training.step = step
+        bnn.method.after_step(training)
     bnn.noise.state[1] = cases.STEPS
-    assert_equal_models(folder / "replicas.safetensors", bnn)
+    assert_equal_models(folder / f"replicas {method}.safetensors", bnn)
 
 
 def test_flipout_flips_one_shared_perturbation_by_signs_of_each_process(folder: Path) -> None:
@@ -191,13 +197,6 @@ def test_a_model_that_cannot_be_sharded_is_refused() -> None:
 def test_a_posterior_or_rule_that_cannot_be_sharded_is_refused(method: Any, reason: str, one_process: Any) -> None:
     with pytest.raises(UnsupportedOperation, match=reason):
         lb.fully_shard(build("other", other=method))
-
-
-def test_ssvi_does_not_exchange_weights_of_a_sharded_model(one_process: Any) -> None:
-    bnn = lb.fully_shard(build("other", other=lb.SSVI(0.4, interval=1)))
-    training = lb.Training(bnn, steps=100, num_data=NUM_DATA, batch=data())
-    with pytest.raises(lb.LeanBayesError, match="does not exchange"):
-        bnn.method.after_step(training)
 
 
 def test_blocks_are_given_by_name_and_tied_weights_belong_to_the_whole(one_process: Any) -> None:

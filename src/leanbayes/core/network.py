@@ -65,13 +65,14 @@ def places(network: nn.Module, names: Iterable[str]) -> list[tuple[nn.Module, st
 @contextlib.contextmanager
 def evaluation_mode(model: nn.Module) -> Iterator[None]:
     """Switch to evaluation mode inside the block, and restore the mode of every module after it."""
-    modes = [(module, module.training) for module in model.modules()]
-    model.eval()
+    in_training = [module for module in model.modules() if module.training]
+    if in_training:  # else this would be most of the time of a small network
+        model.eval()
     try:
         yield
     finally:
-        for module, mode in modes:
-            module.training = mode
+        for module in in_training:
+            module.training = True
 
 
 def input_dtype(network: nn.Module) -> torch.dtype | None:

@@ -109,6 +109,11 @@ class NoiseStream(nn.Module):
                 return self._next(number)
         return self._next(number)
 
+    def key(self, seed: int, index: int = 0) -> Tensor:
+        """Return the key (seed, index) of noise of the kind that this stream has. The counter does not advance."""
+        key = make_key(seed, index, self.state.device)
+        return at(key, 0) if self.by_position else key
+
     def _next(self, number: int) -> Tensor:
         if number == 0:
             self.state[1] += 1

@@ -94,6 +94,14 @@ class ShardGroup:
             part = part[: stop - start]
         return part / self.size
 
+    def mean_over_replicas(self, part: Tensor) -> Tensor:
+        """Return the mean of the part that this process and its replicas hold."""
+        if self.mesh.ndim == 1:
+            return part
+        mean = part.clone()
+        dist.all_reduce(mean, group=self.mesh.get_group(0))
+        return mean / self.mesh.size(0)
+
     def trained(self, parameter: Tensor) -> Tensor:
         """Return the part of this process. Its gradient is the mean over the replicas, which have their own noise."""
         part = local_part(parameter)
@@ -108,9 +116,7 @@ class _MeanGradient(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
-        mesh, mean = ctx.group.mesh, grad.clone()
-        dist.all_reduce(mean, group=mesh.get_group(0))
-        return mean / mesh.size(0), None
+        return ctx.group.mean_over_replicas(grad), None
 
 
 class _Total(torch.autograd.Function):

@@ -64,6 +64,10 @@ class Likelihood(nn.Module, Generic[P]):
         """Return the prediction for outputs N(loc, variance). It is deterministic."""
         raise NotImplementedError  # abstract
 
+    def compiles(self, output: Moments) -> bool:
+        """Whether `predict_moments` may be a part of a compiled pass: `torch.compile` understands it, in short time."""
+        return False
+
     def fisher_root(self, output: Tensor, y: Tensor, probe: Tensor) -> Tensor:
         """Return L·probe, where L·Lᵀ is the Fisher information of p(y | output) with respect to the output.
 

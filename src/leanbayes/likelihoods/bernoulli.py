@@ -67,6 +67,10 @@ class Bernoulli(Likelihood[BinaryPrediction]):
         probs, entropy = gaussian_means(functions, *mean_and_variance(output))
         return BinaryPrediction(1, None, probs, entropy)
 
+    def compiles(self, output: Moments) -> bool:
+        """Return True."""
+        return True
+
     def fisher_root(self, output: Tensor, y: Tensor, probe: Tensor) -> Tensor:
         """Return √(p(1 - p))·probe."""
         logits = as_float(output)

@@ -20,10 +20,12 @@ from leanbayes.likelihoods.base import (
     single,
 )
 from leanbayes.likelihoods.cross_entropy import cross_entropy
-from leanbayes.likelihoods.expectations import LOGIT_SAMPLES, expected_cross_entropy, softmax_means
+from leanbayes.likelihoods.expectations import LOGIT_SAMPLES, expected_cross_entropy, is_fused, softmax_means
 from leanbayes.likelihoods.predictive import ClassPrediction, Prediction
 from leanbayes.rules.margins import margin_variance
 from leanbayes.rules.moments.value import Moments
+
+_FEW = 1 << 18  # logits; the samples of more would be a large program
 
 
 @configurable
@@ -107,6 +109,11 @@ class Categorical(Likelihood[ClassPrediction]):
         if common is None or loc.dim() <= 2:  # for maps it would take much memory
             margin_std = margin_variance(variance, common, loc.topk(min(2, loc.shape[-1]), -1).indices).sqrt()
         return self.prediction_type(1, None, probs.movedim(-1, self.class_dim), entropy, self.class_dim, margin_std)
+
+    def compiles(self, output: Moments) -> bool:
+        """Whether there are few logits, or a kernel for all samples of them."""
+        loc, _, common = self.logit_moments(output)
+        return loc.numel() <= _FEW or is_fused(loc, common)
 
     def logit_moments(self, output: Moments) -> tuple[Tensor, Tensor, Tensor | None]:
         """Return mean, independent variance and common noise of the logits, with the classes last."""

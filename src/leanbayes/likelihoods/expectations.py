@@ -16,7 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from leanbayes.core import noise
+from leanbayes.core import kernels, noise
 from leanbayes.errors import LeanBayesError
 
 LOGIT_SAMPLES = 8  # per training step
@@ -152,9 +152,14 @@ def logit_noise(columns: int, samples: int = PREDICTION_SAMPLES) -> Tensor:
 
 def _noise_like(loc: Tensor, columns: int, samples: int) -> Tensor:
     """Return the noise of the logits with the dtype and device of a tensor."""
-    if type(loc) is not Tensor or torch.compiler.is_compiling():  # such as the tensors of a tracer
+    if type(loc) is not Tensor and not torch.compiler.is_dynamo_compiling():  # such as the tensors of a tracer
         return logit_noise(columns, samples).to(loc)
-    return _cached_noise(columns, samples, loc.dtype, loc.device)
+    return _constant_noise(columns, samples, loc.dtype, loc.device)
+
+
+@torch.compiler.assume_constant_result
+def _constant_noise(columns: int, samples: int, dtype: torch.dtype, device: torch.device) -> Tensor:
+    return _cached_noise(columns, samples, dtype, device)
 
 
 @functools.lru_cache(maxsize=16)
@@ -176,11 +181,36 @@ def softmax_means(loc: Tensor, variance: Tensor, common: Tensor | None = None) -
         variance: The variance of the noise that is independent for each element.
         common: Signed directions of noise that elements share, (probes, ...), in a shape that broadcasts to `loc`.
     """
-    if loc.shape[-1] > _MANY:
-        return _means_of_many(loc, variance if common is None else variance + common.square().sum(0))
-    std, classes = _root(variance), loc.shape[-1]
-    probes = 0 if common is None else len(common)
-    both = _noise_like(loc, probes + classes, prediction_samples(loc))
+    with torch.autocast(loc.device.type, enabled=False):
+        if loc.shape[-1] > _MANY:
+            return _means_of_many(loc, variance if common is None else variance + common.square().sum(0))
+        probes = 0 if common is None else len(common)
+        both = _noise_like(loc, probes + loc.shape[-1], prediction_samples(loc))
+        if is_fused(loc, common):
+            return _fused_means(loc, _root(variance), common, both)
+        return _means(loc, _root(variance), common, both)
+
+
+def is_fused(loc: Tensor, common: Tensor | None) -> bool:
+    """Whether one kernel computes all samples: on a GPU, if all positions share the common noise of few classes."""
+    positions = () if common is None else common.shape[2:-1]
+    shared = loc.shape[-1] <= _MANY and all([size == 1 for size in positions])
+    return shared and kernels.usable(loc) and not torch.is_grad_enabled()
+
+
+def _fused_means(loc: Tensor, std: Tensor, common: Tensor | None, both: Tensor) -> tuple[Tensor, Tensor]:
+    outer, classes = loc.shape[:-1], loc.shape[-1]
+    probes, shift = 0, None
+    if common is not None:
+        probes = len(common)
+        sizes = (*outer[:1], *[1] * len(outer[1:]), classes)
+        shift = both[:, :probes] @ common.expand(-1, *sizes).reshape(probes, -1)
+    parts = (part.reshape(*outer[:1] or (1,), -1, classes) for part in (loc, std.expand_as(loc)))
+    probs, entropy = kernels.softmax_ops.mean_softmax(*parts, shift, both[:, probes:].contiguous())
+    return probs.reshape(loc.shape), entropy.reshape(outer)
+
+
+def _means(loc: Tensor, std: Tensor, common: Tensor | None, both: Tensor) -> tuple[Tensor, Tensor]:
     probs, entropy = torch.zeros_like(loc), torch.zeros_like(loc[..., 0])
     for part in _chunks(both, loc.numel()):
         sampled = logit_samples(loc, std, common, part).softmax(-1)

@@ -5,9 +5,10 @@ Probabilities are averaged over the samples, never logits. The total uncertainty
     regression:     Var[y] = E[noise variance] (aleatoric) + Var[mean] (epistemic).
 """
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, fields, replace
 from statistics import NormalDist
+from typing import TypeVar
 
 import torch
 from torch import Tensor
@@ -32,6 +33,25 @@ class Prediction:
 
     samples: int
     outputs: Tensor | None
+
+
+P = TypeVar("P", bound=Prediction)
+
+
+def map_prediction(function: Callable[[Tensor], Tensor], prediction: P) -> P:
+    """Apply a function to every tensor of a prediction."""
+    return _with_tensors(prediction, lambda name: function(getattr(prediction, name)))
+
+
+def joined(predictions: Sequence[P]) -> P:
+    """Return the prediction of a batch from those of its parts, which kept no outputs."""
+    return _with_tensors(predictions[0], lambda name: torch.cat([getattr(part, name) for part in predictions]))
+
+
+def _with_tensors(prediction: P, function: Callable[[str], Tensor]) -> P:
+    """Replace every tensor of a prediction, given its name."""
+    names = [field.name for field in fields(prediction) if isinstance(getattr(prediction, field.name), Tensor)]
+    return replace(prediction, **{name: function(name) for name in names})
 
 
 @dataclass(frozen=True, repr=False)

@@ -72,6 +72,10 @@ class Gaussian(Likelihood[RegressionPrediction]):
         loc, variance = mean_and_variance(output)
         return RegressionPrediction(1, None, loc, self.std.square().to(loc).expand_as(loc).clone(), variance)
 
+    def compiles(self, output: Moments) -> bool:
+        """Return True."""
+        return True
+
     def fisher_root(self, output: Tensor, y: Tensor, probe: Tensor) -> Tensor:
         """Return probe / std."""
         return probe / self.std.to(probe)
@@ -161,6 +165,10 @@ class HeteroscedasticGaussian(Likelihood[RegressionPrediction]):
         """Return a prediction: the variance of the mean is epistemic, the expected noise variance aleatoric."""
         (mean, raw), (variance, raw_variance) = map(self._halves, mean_and_variance(output))
         return RegressionPrediction(1, None, mean, self._mean_noise(raw, raw_variance), variance)
+
+    def compiles(self, output: Moments) -> bool:
+        """Return True."""
+        return True
 
     def fisher_root(self, output: Tensor, y: Tensor, probe: Tensor) -> Tensor:
         """Return probe / √v for the mean, and probe · v'/(√2·v) for the raw variance r with v = softplus(r) + floor."""

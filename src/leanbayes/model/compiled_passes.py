@@ -24,6 +24,7 @@ from torch import Tensor
 
 from leanbayes.core.network import call_with, map_rows, output_tensor, tensors_of
 from leanbayes.errors import LeanBayesError
+from leanbayes.model.pass_result import Summary, copied, first_examples, summarized
 from leanbayes.rules import Moments, moments_of
 
 if TYPE_CHECKING:
@@ -70,6 +71,7 @@ class CompiledPasses:
         rows: int,
         compile: bool | None,
         are_separate: Callable[[], bool],
+        summarize: bool,
     ) -> Any:
         """Run a pass, compiled if that is asked for or pays. Without `draw` the weights are in the network already.
 
@@ -80,22 +82,27 @@ class CompiledPasses:
             rows: The number of examples.
             compile: Whether to compile; by default if it pays.
             are_separate: Returns whether the outputs of an example do not depend on the others.
+            summarize: Whether to return a `Summary` of an output with moments, not the output.
         """
         if compile is False or (compile is None and not _is_automatic(bnn)):
-            return _one_pass(bnn, draw, x)
-        if compile:
-            _check_can_be_compiled(bnn)
-        kind = _kind_of(bnn, x, rows)
+            return _one_pass(bnn, draw, x, summarize)
+        kind = _kind_of(bnn, x, rows, summarize)
+        if not self._is_compiled(kind, rows):
+            obstacle = _obstacle(bnn)
+            if obstacle is not None and compile:
+                raise LeanBayesError(f"compile=True is not possible, because {obstacle}: leave it out.")
+            if obstacle is not None:
+                return _one_pass(bnn, draw, x, summarize)
         known = None if kind is None else self._find(kind, rows)
         if kind is None or known is None or (known.failed and not compile):
-            return _one_pass(bnn, draw, x)
+            return _one_pass(bnn, draw, x, summarize)
         if known.call is None and not compile and known.seconds < _PAYS_AFTER:
             larger = self._larger(kind, rows, bnn)
             if larger is None or not are_separate():
                 self._eager.append((known, rows))
-                return _one_pass(bnn, draw, x)
-            return self._padded(larger, kind, bnn, draw, x, rows)
-        return self._compiled(known, bnn, draw, x, compile)
+                return _one_pass(bnn, draw, x, summarize)
+            return self._padded(larger, kind, bnn, draw, x, rows, summarize)
+        return self._compiled(known, bnn, draw, x, compile, summarize)
 
     def add_time(self, seconds: float) -> None:
         """Share the time of a prediction among its passes that were not compiled."""
@@ -103,6 +110,10 @@ class CompiledPasses:
         for known, rows in self._eager:
             known.seconds += seconds * rows / total
         self._eager.clear()
+
+    def _is_compiled(self, kind: _Kind | None, rows: int) -> bool:
+        known = None if kind is None else self._known.get((kind, rows))
+        return known is not None and known.call is not None
 
     def _find(self, kind: _Kind, rows: int) -> _Known:
         known = self._known.setdefault((kind, rows), _Known())
@@ -118,16 +129,26 @@ class CompiledPasses:
         sizes = [size for (own, size), known in self._known.items() if own == kind and size > rows and known.call]
         return min(sizes, default=None)
 
-    def _padded(self, size: int, kind: _Kind, bnn: "BayesianModel", draw: "Draw | None", x: Any, rows: int) -> Any:
+    def _padded(
+        self, size: int, kind: _Kind, bnn: "BayesianModel", draw: "Draw | None", x: Any, rows: int, summarize: bool
+    ) -> Any:
         """Repeat the last example until the batch has a size that is compiled, and drop the outputs of the copies."""
 
         def padded(tensor: Tensor) -> Tensor:
             return torch.cat([tensor, tensor[-1:].expand(size - rows, *tensor.shape[1:])])
 
-        output = self._compiled(self._find(kind, size), bnn, draw, map_rows(padded, x, rows), None)
-        return output[:rows]
+        known = self._find(kind, size)
+        return first_examples(self._compiled(known, bnn, draw, map_rows(padded, x, rows), None, summarize), rows)
 
-    def _compiled(self, known: _Known, bnn: "BayesianModel", draw: "Draw | None", x: Any, compile: bool | None) -> Any:
+    def _compiled(
+        self,
+        known: _Known,
+        bnn: "BayesianModel",
+        draw: "Draw | None",
+        x: Any,
+        compile: bool | None,
+        summarize: bool,
+    ) -> Any:
         if known.call is None:
             self._log_once(
                 logging.INFO, "Compiling a pass of the network; pass compile=False to predict() to avoid it."
@@ -140,15 +161,16 @@ class CompiledPasses:
                 _mark_fixed(bnn)
                 torch.compiler.cudagraph_mark_step_begin()
             with _without_advice() if known.compared < _COMPARED else nullcontext():
-                output = _output(known.call(bnn, draw, x), bnn.device.type == "cuda")
+                parts = known.call(bnn, draw, x, summarize)
+                result = _result(bnn, parts, bnn.device.type == "cuda", summarize)
             if known.compared < _COMPARED:
                 known.compared += 1
-                _compare(output, _one_pass(bnn, draw, x), bnn)
+                _compare(result, _one_pass(bnn, draw, x, summarize), bnn)
         except torch.OutOfMemoryError:
             raise
         except Exception as error:  # the network is the user's, and the compiler may raise anything
             known.call, known.compared, known.failed = None, 0, True
-            output = _one_pass(bnn, draw, x)  # if this fails too, its error is the clearer one
+            result = _one_pass(bnn, draw, x, summarize)  # if this fails too, its error is the clearer one
             reason = (str(error).strip().splitlines() or [""])[0].rstrip(".")
             if compile:
                 raise LeanBayesError(
@@ -157,7 +179,7 @@ class CompiledPasses:
             self._log_once(
                 logging.WARNING, f"The network is not compiled for predict(): {type(error).__name__}: {reason}."
             )
-        return output
+        return result
 
     def _log_once(self, level: int, text: str) -> None:
         if text not in self._logged:
@@ -168,40 +190,50 @@ class CompiledPasses:
 # -- one pass ---------------------------------------------------------------------------------------------------------
 
 
-def _one_pass(bnn: "BayesianModel", draw: "Draw | None", x: Any) -> Any:
-    return output_tensor(call_with(bnn.call_with_values, x) if draw is None else call_with(bnn, x, _draw=draw))
+def _one_pass(bnn: "BayesianModel", draw: "Draw | None", x: Any, summarize: bool) -> Any:
+    called = call_with(bnn.call_with_values, x) if draw is None else call_with(bnn, x, _draw=draw)
+    output = moments_of(output_tensor(called))
+    return summarized(bnn, output) if summarize and isinstance(output, Moments) else output
 
 
-def _parts_of_pass(bnn: "BayesianModel", draw: "Draw | None", x: Any) -> Any:
+def _parts_of_pass(bnn: "BayesianModel", draw: "Draw | None", x: Any, summarize: bool) -> Any:
     """Run a pass and return tensors, because compiled code cannot return `Moments`."""
-    output = moments_of(_one_pass(bnn, draw, x))
+    output = _one_pass(bnn, draw, x, False)
     if not isinstance(output, Moments):
         return output
     output = output.plain()
+    if summarize and bnn.likelihood.compiles(output):
+        return summarized(bnn, output)
     return output.loc, output.variance, output.common
 
 
-def _output(parts: Any, copy: bool) -> Any:
-    """Return the output of a pass from its tensors, which the next replay of a CUDA graph overwrites."""
+def _result(bnn: "BayesianModel", parts: Any, copy: bool, summarize: bool) -> Any:
+    """Return the result of a pass from its tensors, which the next replay of a CUDA graph overwrites."""
     if isinstance(parts, Tensor):
         return parts.clone() if copy else parts
+    if isinstance(parts, Summary):
+        return copied(parts) if copy else parts
     loc, variance, common = (part.clone() if copy and part is not None else part for part in parts)
-    return Moments(loc, total=variance, common=common)
+    output = Moments(loc, total=variance, common=common)
+    return summarized(bnn, output) if summarize else output
 
 
 def _compare(compiled: Any, eager: Any, bnn: "BayesianModel") -> None:
-    """Raise an error if the first outputs of compiled code are not those of the network."""
+    """Raise an error if the first results of compiled code are not those of the network."""
     device = bnn.device.type
     half = torch.is_autocast_enabled(device) or any(p.dtype.itemsize < 4 for p in bnn.parameters())
-    for one, other in zip(_tensors(compiled), _tensors(moments_of(eager)), strict=True):
+    for one, other in zip(_tensors(compiled), _tensors(eager), strict=True):
         largest = other.abs().nan_to_num(0.0, 0.0).amax().item() if other.numel() else 0.0
         tolerance = _ROUNDING[half] * largest
         if one.shape != other.shape or not torch.allclose(one, other, rtol=0.0, atol=tolerance, equal_nan=True):
             raise LeanBayesError("its compiled outputs differ from those of the network by more than rounding")
 
 
-def _tensors(output: Any) -> tuple[Tensor, ...]:
-    return (output.loc, output.stddev) if isinstance(output, Moments) else (output,)
+def _tensors(result: Any) -> tuple[Tensor, ...]:
+    if isinstance(result, Summary):  # `margin_std` is that of two classes, which rounding may exchange for others
+        fields = {name: value for name, value in vars(result.prediction).items() if name != "margin_std"}
+        return tuple(value for value in fields.values() if isinstance(value, Tensor))
+    return (result.loc, result.stddev) if isinstance(result, Moments) else (result,)
 
 
 def _compile(bnn: "BayesianModel") -> Callable[..., Any]:
@@ -234,16 +266,11 @@ def _mark_fixed(bnn: "BayesianModel") -> None:
 
 def _is_automatic(bnn: "BayesianModel") -> bool:
     """Whether a pass may be compiled without asking. The results differ by rounding, from some call on."""
-    return bnn.device.type == "cuda" and _obstacle(bnn) is None and not torch.are_deterministic_algorithms_enabled()
-
-
-def _check_can_be_compiled(bnn: "BayesianModel") -> None:
-    obstacle = _obstacle(bnn)
-    if obstacle is not None:
-        raise LeanBayesError(f"compile=True is not possible, because {obstacle}: leave it out.")
+    return bnn.device.type == "cuda" and not torch.are_deterministic_algorithms_enabled()
 
 
 def _obstacle(bnn: "BayesianModel") -> str | None:
+    """Return why the passes of a model cannot be compiled, or None."""
     if bnn.current_rule.needs_graph:
         return f"the rule {bnn.rule!r} runs a backward pass"
     if bnn.root_units is not None:
@@ -263,12 +290,12 @@ def is_compiled(bnn: "BayesianModel") -> bool:
     )
 
 
-def _kind_of(bnn: "BayesianModel", x: Any, rows: int) -> _Kind | None:
+def _kind_of(bnn: "BayesianModel", x: Any, rows: int, summarize: bool) -> _Kind | None:
     """Return what passes of one compiled code have in common, besides the number of examples; None if unknown."""
     device = bnn.device.type
     autocast = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else None
     modes = (autocast, torch.is_inference_mode_enabled(), threading.current_thread() is threading.main_thread())
-    kind = (bnn.current_rule, bnn.device, modes, _described(x, rows))
+    kind = (bnn.current_rule, bnn.device, modes, summarize, _described(x, rows))
     try:
         hash(kind)
     except TypeError:

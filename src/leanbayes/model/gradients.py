@@ -1,24 +1,53 @@
 """Gradients of the loss with respect to a flat vector of weights, including those that a sparse posterior omits."""
 
+import contextlib
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
+from leanbayes.core import noise
 from leanbayes.core.network import call_with, map_rows, output_tensor
 from leanbayes.errors import LeanBayesError
 from leanbayes.model.bayesian import BayesianModel
+from leanbayes.model.draw import Draw
+from leanbayes.model.method import Training
 
 _MOST_NUMBERS = 2**26  # of per-example gradients in memory at once
 
 
-def weight_gradient(bnn: BayesianModel, weights: Tensor, x: Any, y: Tensor) -> Tensor:
-    """Return ∂L/∂w of the mean NLL of a batch, at one flat vector of weights. The model does not change.
+class ShardedWeights(NamedTuple):
+    """Weights of a sharded model, which no process has all of: the sample of a key, or the mean (None)."""
+
+    key: Tensor | None
+
+
+def weights_at(bnn: BayesianModel, key: Tensor | None = None) -> Tensor | ShardedWeights:
+    """Return the sample of a key, or the mean, as functions of this module take it."""
+    if bnn.root_units is not None:
+        return ShardedWeights(key)
+    return bnn.posterior.mean() if key is None else bnn.posterior.sample(key)
+
+
+def averaged(training: Training, values: Tensor) -> Tensor:
+    """Return the mean of gradients over all processes, which those of a sharded model already are."""
+    return values if training.model.root_units is not None else training.average(values)
+
+
+def weight_gradient(bnn: BayesianModel, weights: Tensor | ShardedWeights, x: Any, y: Tensor) -> Tensor:
+    """Return ∂L/∂w of the mean NLL of a batch. The model does not change.
 
     The network runs in its current mode, training or evaluation. Its buffers, such as BatchNorm's statistics, and the
     global random state are restored, and no parameter's .grad changes.
+
+    Args:
+        bnn: The model.
+        weights: Where to take the gradient: one flat vector, or the weights of a sharded model. Then the result is the
+            mean over all processes, and of each unit the part that this process holds.
+        x: The inputs.
+        y: The targets.
     """
     counts: list[Tensor | int] = []
 
@@ -27,22 +56,49 @@ def weight_gradient(bnn: BayesianModel, weights: Tensor, x: Any, y: Tensor) -> T
         counts.append(observations)
         return total  # not the mean, whose gradient underflows more often in fp16
 
+    if isinstance(weights, ShardedWeights):
+        return _sharded_gradient(bnn, weights.key, loss, x, counts)
     (gradient,) = gradients_of([loss], bnn, weights, x)
     return gradient / counts[0]
+
+
+def _sharded_gradient(
+    bnn: BayesianModel, key: Tensor | None, loss: Callable[[Tensor], Tensor], x: Any, counts: list[Tensor | int]
+) -> Tensor:
+    posterior: Any = bnn.posterior
+    rule = "mean" if key is None else "sample"
+    draw = Draw(noise.make_key(0, device=bnn.device) if key is None else key)
+    before = [(parameter, parameter.grad) for parameter in bnn.parameters()]
+    for parameter, _ in before:
+        parameter.grad = None
+    try:
+        with _unchanged(bnn), bnn.using(rule), posterior.watching(lambda grad: grad / counts[0]) as gradient:
+            loss(output_tensor(call_with(bnn, x, _draw=draw))).backward()
+            return gradient()
+    finally:
+        for parameter, grad in before:
+            parameter.grad = grad
 
 
 def gradients_of(
     functions: Sequence[Callable[[Tensor], Tensor]], bnn: BayesianModel, weights: Tensor, x: Any
 ) -> Iterator[Tensor]:
     """Yield ∂/∂w of functions of the same outputs, at one flat vector of weights. The model does not change."""
-    before = [(buffer, buffer.clone()) for buffer in bnn.network.buffers()]
     leaf = weights.detach().requires_grad_()
+    with _unchanged(bnn), bnn.holding(leaf) as network:
+        output = output_tensor(call_with(network, x))
+        for number, function in enumerate(functions, start=1):
+            yield torch.autograd.grad(function(output), [leaf], retain_graph=number < len(functions))[0]
+
+
+@contextlib.contextmanager
+def _unchanged(bnn: BayesianModel) -> Iterator[None]:
+    """Compute gradients in a block, and restore the buffers of the network and the global random state after it."""
+    before = [(buffer, buffer.clone()) for buffer in bnn.network.buffers()]
     devices = [bnn.device] if bnn.device.type == "cuda" else []
     try:
-        with torch.enable_grad(), torch.random.fork_rng(devices=devices), bnn.holding(leaf) as network:
-            output = output_tensor(call_with(network, x))
-            for number, function in enumerate(functions, start=1):
-                yield torch.autograd.grad(function(output), [leaf], retain_graph=number < len(functions))[0]
+        with torch.enable_grad(), torch.random.fork_rng(devices=devices):
+            yield
     finally:
         with torch.no_grad():
             for buffer, value in before:
@@ -50,20 +106,24 @@ def gradients_of(
 
 
 def mean_squared_gradient(
-    bnn: BayesianModel, weights: Tensor, batches: Iterable[tuple[Any, Tensor]], per_example: bool = False
+    bnn: BayesianModel,
+    weights: Tensor | ShardedWeights,
+    batches: Iterable[tuple[Any, Tensor]],
+    per_example: bool = False,
 ) -> Tensor:
-    """Return the mean of (∂L/∂w)² at one flat vector of weights.
+    """Return the mean of (∂L/∂w)².
 
     L is the loss of a batch, whose gradient is cheap, or of one example (the diagonal of the empirical Fisher
     information).
     """
-    total, count = torch.zeros_like(weights), 0
+    total, count = torch.zeros((), device=bnn.device), 0
     for x, y in batches:
         if per_example:
-            total += _squared_gradients(bnn, weights.detach(), x, y)
+            assert isinstance(weights, Tensor)
+            total = total + _squared_gradients(bnn, weights.detach(), x, y)
             count += len(y)
         else:
-            total += weight_gradient(bnn, weights, x, y).square()
+            total = total + weight_gradient(bnn, weights, x, y).square()
             count += 1
     if not count:
         raise no_batches()

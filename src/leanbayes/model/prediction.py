@@ -16,7 +16,8 @@ from leanbayes.core.counters import PeakMemory
 from leanbayes.core.network import call_with, evaluation_mode, map_rows, output_tensor, tensors_of
 from leanbayes.errors import LeanBayesError, RuleMismatchWarning
 from leanbayes.model.compiled_passes import is_compiled
-from leanbayes.rules import Moments, Rule, moments_of
+from leanbayes.model.pass_result import Summary, is_finite, summarized, whole
+from leanbayes.rules import Moments, Rule
 
 if TYPE_CHECKING:
     from leanbayes.model.bayesian import BayesianModel
@@ -41,27 +42,28 @@ def predict(
     rows = _count_rows(x)
     outputs, start = [], time.perf_counter()
     with torch.no_grad(), bnn.using(rule or bnn.current_rule), evaluation_mode(bnn), _steady(bnn):
+        used, finite = bnn.current_rule, _are_clean(x, bnn.device)
         draws = draws_of(bnn, samples, generator)
-        chunks = _Chunks(bnn, x, rows, draws[0], memory_budget, compile)
-        accumulator, finite = bnn.likelihood.accumulator(), torch.ones((), dtype=torch.bool, device=bnn.device)
+        summarize = used.mean_rule is None and not keep_outputs
+        chunks = _Chunks(bnn, x, rows, draws[0], memory_budget, compile, summarize)
+        accumulator = bnn.likelihood.accumulator()
         for draw in draws:
-            output = moments_of(chunks.run(draw))
-            rule_used = bnn.current_rule
-            if isinstance(output, Moments) and rule_used.mean_rule is not None:
-                with bnn.using(rule_used.mean_rule):
-                    first = moments_of(chunks.run(draw))
-                output = rule_used.combined(output, first, bnn.class_dim, bnn.moment_margin)
-            parts = (output.loc, output.variance) if isinstance(output, Moments) else (output,)
-            for part in parts:
-                finite = finite & part.isfinite().all()
-            if isinstance(output, Moments):  # more passes would give the same
-                _check_finite(finite, x)
+            result = chunks.run(draw)
+            if isinstance(result, Moments) and used.mean_rule is not None:
+                with bnn.using(used.mean_rule):
+                    result = used.combined(result, chunks.run(draw), bnn.class_dim, bnn.moment_margin)
+            if isinstance(result, Moments):
+                loc, result = result.loc, summarized(bnn, result)
+                if keep_outputs:
+                    result = result._replace(prediction=replace(result.prediction, outputs=loc.unsqueeze(0)))
+            if isinstance(result, Summary):  # more passes would give the same
+                _check_finite(finite & result.finite, x)
                 bnn.compiled_passes.add_time(time.perf_counter() - start)
-                prediction = bnn.likelihood.predict_moments(output)
-                return replace(prediction, outputs=output.loc.unsqueeze(0)) if keep_outputs else prediction
-            accumulator.update(output)
+                return result.prediction
+            finite = finite & is_finite(result)
+            accumulator.update(result)
             if keep_outputs:
-                outputs.append(output)
+                outputs.append(result)
         _check_finite(finite, x)  # once, because it waits for the device
         bnn.compiled_passes.add_time(time.perf_counter() - start)
         return accumulator.finish(len(draws), torch.stack(outputs) if keep_outputs else None)
@@ -76,15 +78,29 @@ def _count_rows(x: Any) -> int:
         )
     if tensors[0].dim() == 0 or len(tensors[0]) == 0:
         raise LeanBayesError("predict() got no examples: pass a batch with at least one.")
-    # -inf is a usual value of attention masks.
-    if any(t.is_floating_point() and (t.isnan() | t.isposinf()).any() for t in tensors):
-        raise LeanBayesError("The inputs contain NaN or infinity: clean them before predict().")
     return len(tensors[0])
+
+
+def _are_clean(x: Any, device: torch.device) -> Tensor:
+    """Return whether all inputs are numbers. On a GPU this is read together with whether the outputs are finite."""
+    clean = torch.ones((), dtype=torch.bool, device=device)
+    for tensor in tensors_of(x):
+        if tensor.is_floating_point():
+            clean = clean & (tensor < math.inf).all().to(device)  # -inf is a usual value of attention masks
+    if device.type == "cpu" and not clean:
+        raise _unclean()
+    return clean
+
+
+def _unclean() -> LeanBayesError:
+    return LeanBayesError("The inputs contain NaN or infinity: clean them before predict().")
 
 
 def _check_finite(finite: Tensor, x: Any) -> None:
     if finite:
         return
+    if not _are_clean(x, finite.device):
+        raise _unclean()
     if any(t.is_floating_point() and not t.isfinite().all() for t in tensors_of(x)):
         raise LeanBayesError("The outputs contain NaN or infinity, and so do the inputs: clean the inputs.")
     raise LeanBayesError("The outputs contain NaN or infinity: check the parameters for such values.")
@@ -130,9 +146,17 @@ class _Chunks:
     """
 
     def __init__(
-        self, bnn: "BayesianModel", x: Any, rows: int, draw: "Draw", budget: int | None, compile: bool | None
+        self,
+        bnn: "BayesianModel",
+        x: Any,
+        rows: int,
+        draw: "Draw",
+        budget: int | None,
+        compile: bool | None,
+        summarize: bool,
     ) -> None:
-        self._bnn, self._x, self._rows, self._draw, self._compile = bnn, x, rows, draw, compile
+        self._bnn, self._x, self._rows, self._draw = bnn, x, rows, draw
+        self._compile, self._summarize = compile, summarize
         self._step = rows
         if budget is not None:
             if budget <= 0:
@@ -146,7 +170,7 @@ class _Chunks:
                 self._cut_to(_CPU_BUDGET, max(1, rows * _UNMEASURED // size))
 
     def run(self, draw: "Draw") -> Any:
-        """Return the output of one sample for the whole batch."""
+        """Return the result of one sample for the whole batch."""
         while True:
             try:
                 return self._run(draw)
@@ -167,12 +191,13 @@ class _Chunks:
         else:  # one weight sample serves all chunks
             with bnn.drawn(draw):
                 outputs = [self._pass(chunk, None) for chunk in chunks]
-        return torch.cat(outputs) if len(outputs) > 1 else outputs[0]
+        return whole(outputs)
 
     def _pass(self, chunk: Any, draw: "Draw | None") -> Any:
         rows = len(next(tensors_of(chunk)))
         are_separate = functools.partial(self._are_separate, chunk, rows)
-        return self._bnn.compiled_passes.run(self._bnn, draw, chunk, rows, self._compile, are_separate)
+        passes = self._bnn.compiled_passes
+        return passes.run(self._bnn, draw, chunk, rows, self._compile, are_separate, self._summarize)
 
     def _are_separate(self, chunk: Any, rows: int) -> bool:
         """Whether examples may be added to a chunk. A batch of one example does not say."""

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from leanbayes.rules import PassContext, Rule
 
 if TYPE_CHECKING:
-    from leanbayes.posteriors.sharded import Gathered, Unit
+    from leanbayes.posteriors.sharded_unit import Gathered, Unit
 
 
 @dataclass(eq=False)

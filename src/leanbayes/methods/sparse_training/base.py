@@ -15,9 +15,8 @@ from leanbayes.errors import LeanBayesError
 from leanbayes.methods.sparse_training.densities import Densities, active_counts
 from leanbayes.methods.sparse_training.exchange import replace_weights
 from leanbayes.methods.sparse_training.initial_subspace import Importance, InitialSubspace, initial_subspace
-from leanbayes.model.gradients import weight_gradient
+from leanbayes.model.gradients import ShardedWeights, averaged, weight_gradient
 from leanbayes.model.method import Method, Training
-from leanbayes.posteriors import SparsePointPosterior
 from leanbayes.posteriors.subspace.blocks import block_shape
 
 
@@ -73,28 +72,22 @@ class SparseMethod(Method):
 
     def after_step(self, training: Training) -> None:
         """Exchange a fraction of each layer's active weights every `interval` steps."""
-        posterior, share = training.model.posterior, self.exchanged_share(training)
-        if training.model.root_units is not None:
-            if share:
-                raise LeanBayesError(
-                    "A sharded model does not exchange active weights: train it without after_step, or exchange them "
-                    "before lb.fully_shard."
-                )
+        posterior: Any = training.model.posterior
+        share = self.exchanged_share(training)
+        if not share or self.density == 1:
             return
-        assert isinstance(posterior, SparsePointPosterior)
-        if not share or len(posterior.index) == posterior.layout.numel:
-            return
-        removal, addition = self.removal_scores(training, posterior), self.addition_scores(training, posterior)
-        replace_weights(
-            posterior,
-            training.optimizers,
-            share,
-            removal,
-            addition,
-            block_shape(self.pattern),
-            by_precision=self.engine == "ivon",
-            new_std=self.std_of_new_weights(),
-        )
+        scores = self.removal_scores(training, posterior), self.addition_scores(training, posterior)
+        for piece, removal, addition in posterior.pieces(*scores):
+            replace_weights(
+                piece,
+                training.optimizers,
+                share,
+                removal,
+                addition,
+                block_shape(self.pattern),
+                by_precision=self.engine == "ivon",
+                new_std=self.std_of_new_weights(),
+            )
 
     def std_of_new_weights(self) -> float | None:
         """Return σ of weights that an exchange adds, or None for the mean of their layer."""
@@ -128,7 +121,7 @@ class SparseMethod(Method):
                 )
             with training.autocast():
                 gradient = weight_gradient(training.model, weights, *batch)
-            total = total + training.average(gradient).abs()
+            total = total + averaged(training, gradient).abs()
             count += 1
         return total / count
 
@@ -136,6 +129,6 @@ class SparseMethod(Method):
         """Return the batches on which `addition_scores` takes gradients: the last one."""
         return [training.batch]
 
-    def addition_weights(self, training: Training, posterior: Any) -> Iterator[Tensor]:
-        """Yield the flat weights at which `addition_scores` takes gradients: the mean."""
+    def addition_weights(self, training: Training, posterior: Any) -> Iterator[Tensor | ShardedWeights]:
+        """Yield the weights at which `addition_scores` takes gradients: the mean."""
         yield posterior.mean()

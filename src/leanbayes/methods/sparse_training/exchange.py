@@ -1,19 +1,20 @@
 """Replace active weights by inactive ones in place, together with the state that the optimizers hold for them."""
 
 from collections.abc import Iterator, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from leanbayes.core.gaussian import inverse_softplus
+from leanbayes.core.parts import overwrite, whole
 from leanbayes.core.ranking import highest
-from leanbayes.posteriors import SparsePointPosterior, SubspacePosterior
 from leanbayes.posteriors.subspace.blocks import Blocks
 
 
 @torch.no_grad()
 def replace_weights(
-    posterior: SparsePointPosterior,
+    posterior: Any,
     optimizers: Sequence[torch.optim.Optimizer],
     share: float,
     removal: Tensor,
@@ -28,7 +29,8 @@ def replace_weights(
     starts with μ = 0, the mean σ of the remaining weights of its layer (or `new_std`), and an optimizer state of zeros.
 
     Args:
-        posterior: The sparse posterior, which changes in place.
+        posterior: The sparse posterior, which changes in place, or a unit of a sharded one. Then all processes must
+            call this with the same scores.
         optimizers: The optimizers whose state moves with the weights.
         share: The fraction of active weights to replace.
         removal: One score per active weight. The lowest are removed.
@@ -37,15 +39,16 @@ def replace_weights(
         by_precision: Whether σ of new weights is that of the mean 1/σ², the curvature that the engine "ivon" stores.
         new_std: σ of new weights. None means the mean of their layer.
     """
-    index = posterior.index.clone()
-    rho = posterior.rho if isinstance(posterior, SubspacePosterior) else None
+    former = whole(posterior.index).long()
+    index = former.clone()
+    rho = whole(posterior.rho).clone() if len(posterior.entries()) > 1 else None
     places, start, first = [], 0, 0
     for slot, count in zip(posterior.layout, posterior.counts, strict=True):
         own, here = slice(first, first + count), slice(start, start + slot.numel)
-        active = posterior.index[own].long() - start
+        active = former[own] - start
         removed, added = _choose(Blocks(slot, block), share, active, removal[own], addition[here])
         if len(removed):
-            index[first + removed] = (start + added).to(index.dtype)
+            index[first + removed] = start + added
             if rho is not None:
                 stay = torch.ones(count, dtype=torch.bool, device=rho.device).index_fill_(0, removed, False)
                 sigma = nn.functional.softplus(rho[own])[stay]
@@ -56,13 +59,12 @@ def replace_weights(
     if not places:
         return
     replaced, order = torch.cat(places), index.argsort()  # layers are in order, so this sorts within each layer
-    posterior.index.copy_(index[order])
-    posterior.mu[replaced] = 0.0
+    overwrite(posterior.index, index[order])
     for parameter in posterior.entries():
-        parameter.copy_(parameter[order])
+        values = whole(parameter).index_fill(0, replaced, 0.0) if parameter is posterior.mu else rho
+        overwrite(parameter, values[order])
         for tensor in _state_of(parameter, optimizers):
-            tensor[replaced] = 0.0
-            tensor.copy_(tensor[order])
+            overwrite(tensor, whole(tensor).index_fill(0, replaced, 0.0)[order])
 
 
 def _choose(blocks: Blocks, share: float, active: Tensor, removal: Tensor, addition: Tensor) -> tuple[Tensor, Tensor]:

@@ -11,12 +11,12 @@ from torch import Tensor
 
 from leanbayes.core.config import check_choices, renamed
 from leanbayes.core.layout import Layout
-from leanbayes.core.noise import make_key, mix
+from leanbayes.core.noise import mix
 from leanbayes.errors import LeanBayesError
 from leanbayes.methods.gaussian_settings import EngineChoice, check_gaussian_settings
 from leanbayes.methods.sparse_training.base import SparseMethod
 from leanbayes.methods.ssvi.criteria import REMOVAL
-from leanbayes.model.gradients import mean_squared_gradient
+from leanbayes.model.gradients import ShardedWeights, averaged, mean_squared_gradient, weights_at
 from leanbayes.model.method import Training, register_method
 from leanbayes.posteriors import SubspacePosterior
 from leanbayes.posteriors.subspace.blocks import block_shape
@@ -109,13 +109,13 @@ class SSVI(SparseMethod):
     @torch.no_grad()
     def removal_scores(self, training: Training, posterior: SubspacePosterior) -> Tensor:
         """Return the removal criterion of each active weight."""
-        mu, sigma = posterior.mu, posterior.std()
+        mu, sigma = posterior.stored()
         if self.removal != "sensitivity":
             return self._importance(mu, sigma)
         with training.autocast():
             batches = islice(training.batches(), _SENSITIVITY_BATCHES)
-            squares = mean_squared_gradient(training.model, posterior.mean(), batches)
-        return training.average(squares)[posterior.index] * (mu.square() + sigma.square())
+            squares = mean_squared_gradient(training.model, weights_at(training.model), batches)
+        return posterior.at_index(averaged(training, squares)) * (mu.square() + sigma.square())
 
     def std_of_new_weights(self) -> float | None:
         """Return σ of weights that an exchange adds, or None for the mean of their layer."""
@@ -127,11 +127,12 @@ class SSVI(SparseMethod):
             return [training.batch]
         return chain([training.batch], cycle(training.batches()))
 
-    def addition_weights(self, training: Training, posterior: SubspacePosterior) -> Iterator[Tensor]:
-        """Yield the flat weights at which the addition criterion takes gradients, the same in every process."""
+    def addition_weights(self, training: Training, posterior: SubspacePosterior) -> Iterator[Tensor | ShardedWeights]:
+        """Yield the weights at which the addition criterion takes gradients, the same in every process."""
+        model = training.model
         if self.addition == "mean":
-            yield posterior.mean()
+            yield weights_at(model)
             return
-        seed = mix(int(training.model.noise.state[0]), training.step, _ADDITION)
+        seed = mix(int(model.noise.state[0]), training.step, _ADDITION)
         for number in range(self.addition_samples if self.addition == "samples" else 1):
-            yield posterior.sample(make_key(seed, number, posterior.index.device))
+            yield weights_at(model, model.noise.key(seed, number))

@@ -5,7 +5,7 @@ compiled graphs and DistributedDataParallel keep working.
 """
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
@@ -48,6 +48,10 @@ class SparsePointPosterior(Posterior):
     def entries(self) -> list[nn.Parameter]:
         """Return the parameters with one value per active weight."""
         return [self.mu]
+
+    def pieces(self, removal: Tensor, addition: Tensor) -> Iterator[tuple[Any, Tensor, Tensor]]:
+        """Yield this posterior with the scores of an exchange. A sharded one consists of several pieces."""
+        yield self, removal, addition
 
     def scatter(self, values: Tensor) -> Tensor:
         """Return a flat vector with one value per active weight at its position, and zeros elsewhere."""
@@ -148,6 +152,14 @@ class SubspacePosterior(GaussianWeights, SparsePointPosterior):
     def entries(self) -> list[nn.Parameter]:
         """Return the parameters with one value per active weight."""
         return [self.mu, self.rho]
+
+    def stored(self) -> tuple[Tensor, Tensor]:
+        """Return μ and σ of the active weights."""
+        return self.mu, self.std()
+
+    def at_index(self, values: Tensor) -> Tensor:
+        """Return the values of the active weights, given one per weight."""
+        return values[self.index]
 
     @property
     def random_weights(self) -> int:
