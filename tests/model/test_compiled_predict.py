@@ -24,7 +24,7 @@ def compilations(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Any]]:
     """Leave out the code generation of inductor, which takes minutes, and return the compiled graphs."""
     found: list[Any] = []
 
-    def backend(graph: Any, inputs: Any) -> Any:
+    def backend(graph: Any, inputs: Any, **options: Any) -> Any:
         found.append(graph)
         return graph.forward
 

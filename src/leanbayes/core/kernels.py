@@ -1,7 +1,7 @@
 """When to use the fused GPU kernels: those that draw weights and sum the KL in one pass, and the mean softmax.
 
-Each kernel has an equivalent in plain torch (`gaussian.py`, `noise.py`, `expectations.py`) for all other devices. `torch.compile` launches
-the same kernels, so a compiled and an eager step use the same noise.
+Each kernel has an equivalent in plain torch (`gaussian.py`, `noise.py`, `expectations.py`) for all other devices.
+`torch.compile` launches the same kernels, so a compiled and an eager step use the same noise.
 """
 
 import importlib

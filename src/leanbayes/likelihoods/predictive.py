@@ -8,7 +8,7 @@ Probabilities are averaged over the samples, never logits. The total uncertainty
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from statistics import NormalDist
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -51,7 +51,8 @@ def joined(predictions: Sequence[P]) -> P:
 def _with_tensors(prediction: P, function: Callable[[str], Tensor]) -> P:
     """Replace every tensor of a prediction, given its name."""
     names = [field.name for field in fields(prediction) if isinstance(getattr(prediction, field.name), Tensor)]
-    return replace(prediction, **{name: function(name) for name in names})
+    changes: dict[str, Any] = {name: function(name) for name in names}
+    return replace(prediction, **changes)
 
 
 @dataclass(frozen=True, repr=False)

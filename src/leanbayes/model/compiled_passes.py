@@ -36,6 +36,9 @@ _MOST = 8  # kinds of passes per model
 _PAYS_AFTER = 5.0  # seconds; compiling takes longer, but a pass that has run for so long will probably run again
 _COMPARED = 3  # passes per compiled code: a CUDA graph is warmed up, recorded, and then replayed
 _ROUNDING = {True: 5e-2, False: 5e-3}  # differences relative to the largest output, in half precision or not
+# Compute exact moments of activations again where they are needed. To store them is most of the memory traffic of a
+# pass: by default the compiler stores all results of more than 30 operations, or of more than 4 tensors.
+_OPTIONS = {"realize_opcount_threshold": 1000, "realize_reads_threshold": 32}
 _Kind = tuple[Any, ...]
 
 
@@ -242,8 +245,8 @@ def _compile(bnn: "BayesianModel") -> Callable[..., Any]:
     function = FunctionType(_parts_of_pass.__code__.replace(), _parts_of_pass.__globals__, _parts_of_pass.__name__)
     # Up to torch 2.12 CUDA graphs work only in the thread that imported torch.
     in_main = threading.current_thread() is threading.main_thread()
-    mode = "reduce-overhead" if bnn.device.type == "cuda" and in_main else None
-    return torch.compile(function, fullgraph=True, dynamic=False, mode=mode)
+    options: dict[str, Any] = {**_OPTIONS, "triton.cudagraphs": bnn.device.type == "cuda" and in_main}
+    return torch.compile(function, fullgraph=True, dynamic=False, options=options)
 
 
 @contextmanager

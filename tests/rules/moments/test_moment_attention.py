@@ -181,6 +181,20 @@ def test_grouped_heads() -> None:
     torch.testing.assert_close(result.variance, expected.variance)
 
 
+@pytest.mark.parametrize("kind", [*KINDS, "random"])
+@pytest.mark.parametrize("positions", [None, (2,)])
+def test_keys_that_align_matrices_change_nothing(
+    kind: str, positions: tuple[int, ...] | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On a GPU six keys become eight, two of them without weight."""
+    settings = {"attn_mask": gaussian((2, 6, 6), 7)} if kind == "random" else settings_of(kind, torch.float64)
+    expected = attention(*values(positions=positions), **settings)
+    monkeypatch.setattr("leanbayes.rules.moments.attention._ALIGNED", {"cpu": 8})
+    found = attention(*values(positions=positions), **settings)
+    for name in ("loc", "independent", "common"):
+        torch.testing.assert_close(getattr(found, name), getattr(expected, name), rtol=1e-9, atol=1e-12)
+
+
 def test_a_random_mask_adds_its_variance_to_the_scores() -> None:
     q, k, v = values()
     mask = gaussian((2, 6, 6), 7)

@@ -38,6 +38,7 @@ from leanbayes.rules.moments.softmax import saturated
 from leanbayes.rules.moments.value import Moments, variance_dtype
 
 _PIECE = 1 << 16  # scores of one piece on a CPU
+_ALIGNED = {"cuda": 8}  # rows of scores have a multiple of so many keys: products of other matrices are far slower
 
 
 @moment_rule(F.multi_head_attention_forward)
@@ -121,7 +122,11 @@ def _noise(
     """Return the independent variance and the common noise of the outputs."""
     for x in (k, v):
         x.loc = x.loc - x.loc.mean(-2, keepdim=True)  # only differences matter, and this reduces rounding errors
-    attended = _attend(q.loc, k.loc, v.loc, mask, scale)
+    extra = -k.shape[-2] % _ALIGNED.get(k.device.type, 1)
+    if extra:
+        k, v = (x.like(_padded(x.loc, extra), _padded(x.independent, extra), x.common) for x in (k, v))
+        noise = noise if noise is None or noise.shape[-1] == 1 else F.pad(noise, (0, extra))
+    attended = _attend(q.loc, k.loc, v.loc, mask, scale, extra)
     by_scores, by_values = _variances(q, k, v, attended, noise, scale)
     independent = saturated(by_scores, attended.bound)
     independent = torch.add(independent, by_values, out=_spent(independent))
@@ -152,13 +157,21 @@ class _Attended(NamedTuple):
     covariance: Tensor
 
 
-def _attend(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, scale: float) -> _Attended:
+def _padded(x: Tensor, extra: int) -> Tensor:
+    """Add tokens of zeros."""
+    return F.pad(x, (0, 0, 0, extra))
+
+
+def _attend(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, scale: float, extra: int) -> _Attended:
+    """Compute what the means of queries, keys and values give. The last `extra` keys have weights of 0."""
     scores = (scale * q) @ k.mT
+    scores = scores[..., : scores.shape[-1] - extra] if extra else scores
     if mask is None:
         weights = torch.softmax(scores, -1)
     else:
         # A fully masked row gives 0; with -inf in it, its gradient would be NaN.
         weights = torch.softmax(scores + mask.clamp_min(torch.finfo(q.dtype).min / 4), -1) * (mask > -math.inf)
+    weights = F.pad(weights, (0, extra)) if extra else weights
     # One product for all columns.
     columns = [v, k, v.square(), k.square().sum(-1, keepdim=True)]
     sums = weights @ torch.cat(columns, -1)
