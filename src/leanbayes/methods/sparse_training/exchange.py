@@ -62,6 +62,7 @@ def replace_weights(
     overwrite(posterior.index, index[order])
     for parameter in posterior.entries():
         values = whole(parameter).index_fill(0, replaced, 0.0) if parameter is posterior.mu else rho
+        assert values is not None  # what is not the means is ρ
         overwrite(parameter, values[order])
         for tensor in _state_of(parameter, optimizers):
             overwrite(tensor, whole(tensor).index_fill(0, replaced, 0.0)[order])
