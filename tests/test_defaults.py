@@ -1,5 +1,7 @@
-"""Temperature and learning rate have one default for each engine and kind of task, whoever asks."""
+"""The engine has one default for each kind of task, and temperature and learning rate for each engine, whoever asks."""
 
+import itertools
+import math
 import re
 from pathlib import Path
 from typing import Any
@@ -7,11 +9,14 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from PIL import Image
 from torch import nn
 from torch.utils.data import TensorDataset
 
 import leanbayes as lb
-from leanbayes.data import NAMES, preset, task_of
+from leanbayes.cli.options import engine_chosen
+from leanbayes.core.config import change
+from leanbayes.data import NAMES, load, preset, task_of
 from leanbayes.training import read_record
 
 ROOT = Path(__file__).parents[1]
@@ -93,6 +98,88 @@ def test_the_estimators(engine: str, task: str) -> None:
         found.append(model.predict_proba(x) if task == "classes" else model.predict(x))
     assert np.array_equal(found[0], found[1])
     assert not np.array_equal(found[0], found[2])
+
+
+# -- the engine -------------------------------------------------------------------------------------------------------
+
+METHODS_WITH_A_CHOICE = {"mean-field": lb.MeanField(), "pbn": lb.PBN(0.5), "ssvi": lb.SSVI(0.5)}
+SETTINGS_OF_OPTIMIZERS: list[dict[str, Any]] = [
+    {"optimizer": "sgd"},
+    {"lr": 1e-3},
+    {"weight_decay": 0.0},
+    {"scale_lr": 1e-3},
+    {"temperature": 0.5},
+    {"temperature_end": 0.5},
+]
+
+
+@pytest.fixture(scope="module")
+def data_sets(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    """Return a data set of each kind: its path or name."""
+    folder = tmp_path_factory.mktemp("data")
+    rng = np.random.default_rng(0)
+    for split, label, number in itertools.product(("train", "val"), "ab", range(6)):
+        path = folder / "photos" / split / label / f"{number}.png"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        Image.fromarray(rng.integers(0, 255, (8, 8, 3), np.uint8)).save(path)
+    return {"color": str(folder / "photos"), "gray": "digits", "regression": "toy"}
+
+
+def engine_of_fit(data: Any, out: Path, method: lb.Method, **settings: Any) -> str:
+    """Return the engine that `lb.fit` trains with."""
+    outputs = 10 if data.task == "classification" else 1
+    network = nn.Sequential(nn.Flatten(), nn.Linear(math.prod(data.input_shape), 4), nn.ReLU(), nn.Linear(4, outputs))
+    own: Any = {"epochs": 2, "batch_size": 512, "progress": False, "refresh_batchnorm": False, **settings}
+    bnn = lb.fit(network, method, data, out=out, overwrite=True, **own)
+    assert read_record(out)["config"]["method"]["engine"] == bnn.method.engine
+    return bnn.method.engine
+
+
+def engine_of_the_command_line(data: str, method: lb.Method, **settings: Any) -> str:
+    """Return the engine that `leanbayes fit` trains with."""
+    words = [f"--data={data}", *(f"--{name.replace('_', '-')}={value}" for name, value in settings.items())]
+    return engine_chosen(method, words, {}).engine
+
+
+@pytest.mark.parametrize("method", METHODS_WITH_A_CHOICE.values(), ids=METHODS_WITH_A_CHOICE)
+@pytest.mark.parametrize("kind", ["color", "gray", "regression"])
+def test_fit_and_the_command_line_choose_the_same_engine(
+    kind: str, method: lb.Method, data_sets: dict[str, str], tmp_path: Path
+) -> None:
+    data = load(data_sets[kind], resize=(8, 8)) if kind == "color" else load(data_sets[kind])
+    expected = "ivon" if kind == "color" else "backprop"
+    assert method.engine == "auto"
+    assert engine_of_fit(data, tmp_path, method) == expected
+    assert engine_of_the_command_line(data_sets[kind], method) == expected
+    assert engine_of_the_command_line(data_sets[kind], change(method, {"engine": "ivon"})) == "ivon"
+
+
+@pytest.mark.parametrize("settings", SETTINGS_OF_OPTIMIZERS, ids=str)
+def test_a_setting_of_an_optimizer_chooses_backprop(
+    settings: dict[str, Any], data_sets: dict[str, str], tmp_path: Path
+) -> None:
+    data = load(data_sets["color"], resize=(8, 8))
+    assert engine_of_fit(data, tmp_path, lb.MeanField(), **settings) == "backprop"
+    assert engine_of_the_command_line(data_sets["color"], lb.MeanField(), **settings) == "backprop"
+
+
+def test_what_ivon_cannot_train_is_trained_by_backprop(data_sets: dict[str, str]) -> None:
+    for method in (lb.MeanField(prior=lb.ScaleMixture()), lb.PBN(0.5, kl="mean")):
+        assert engine_of_the_command_line(data_sets["color"], method) == "backprop"
+
+
+@pytest.mark.parametrize("method", METHODS_WITH_A_CHOICE.values(), ids=METHODS_WITH_A_CHOICE)
+def test_own_loops_bring_their_own_optimizer(method: lb.Method) -> None:
+    x, y = examples("classes")
+    bnn = lb.bayesianize(network(), method, data=[(x, y)] if isinstance(method, lb.PBN) else None)
+    assert bnn.method == change(method, {"engine": "backprop"})
+    optimizer = torch.optim.Adam(bnn.parameters())
+    before = bnn.posterior.mean().clone()
+    lb.elbo_loss(bnn, x, y, num_data=40).backward()
+    optimizer.step()
+    assert not torch.equal(bnn.posterior.mean(), before)
+    with pytest.raises(lb.LeanBayesError, match="engine='ivon'"):
+        lb.IVON(bnn, num_data=40)
 
 
 def test_the_pages() -> None:

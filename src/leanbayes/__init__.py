@@ -10,7 +10,7 @@ from leanbayes.deploy.calibration import calibrate
 from leanbayes.deploy.compact.compact_file import CompactFile
 from leanbayes.deploy.compact.compress import compress
 from leanbayes.deploy.export import export_onnx, export_program
-from leanbayes.deploy.hub import from_pretrained, push_to_hub
+from leanbayes.deploy.hub import HubMixin, from_pretrained, push_to_hub
 from leanbayes.deploy.loading import load
 from leanbayes.deploy.model_file import save
 from leanbayes.engines.ivon import IVON
@@ -113,6 +113,7 @@ __all__ = [
     "Gaussian",
     "Generation",
     "HeteroscedasticGaussian",
+    "HubMixin",
     "Laplace",
     "LeanBayesError",
     "MCDropout",

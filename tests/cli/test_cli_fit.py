@@ -16,6 +16,7 @@ from leanbayes.cli.runs import prepare
 from leanbayes.core import config
 from leanbayes.data import ArrayDataset, load
 from leanbayes.methods import METHODS
+from leanbayes.model.defaults import with_engine
 from leanbayes.training import Recipe, read_record
 from leanbayes.training.loop import Loop
 
@@ -34,8 +35,8 @@ def test_every_method_trains(name: str, cli: Cli, tmp_path: Path) -> None:
     assert f"leanbayes evaluate {tmp_path / 'run'}" in output.out
     record = read_record(tmp_path / "run")
     assert record["status"] == "finished"
-    assert config.decode(record["config"]["method"]) == METHODS[name]
-    assert load_run(tmp_path / "run").method == METHODS[name]
+    assert config.decode(record["config"]["method"]) == with_engine(METHODS[name])
+    assert load_run(tmp_path / "run").method == with_engine(METHODS[name])
 
 
 def test_the_default_folder_is_named_after_the_run(cli: Cli, tmp_path: Path, table: Path) -> None:
@@ -70,7 +71,9 @@ def test_flags_reach_the_method_and_the_recipe(cli: Cli) -> None:
     cli("fit", "mean-field", *TOY, *words, "--method.no-relative", "--clip", 1.5, "--lr", "None", "--out=run")
     settings = read_record("run")["config"]
     prior = lb.Normal("fan_in", gain=2.0)
-    assert config.decode(settings["method"]) == lb.MeanField(prior=prior, relative=False, rule="local", samples=2)
+    assert config.decode(settings["method"]) == lb.MeanField(
+        prior=prior, relative=False, engine="backprop", rule="local", samples=2
+    )
     assert (settings["recipe"]["clip"], settings["recipe"]["lr"]) == (1.5, None)
 
 
@@ -99,7 +102,9 @@ def test_a_file_may_have_nested_settings_of_the_method(cli: Cli) -> None:
     )
     cli("fit", "--config", "a.yaml", "--method.prior.gain", 3)
     settings = read_record("run")["config"]
-    assert config.decode(settings["method"]) == lb.MeanField(prior=lb.Normal(0.05, gain=3), init_std=0.01, samples=2)
+    assert config.decode(settings["method"]) == lb.MeanField(
+        prior=lb.Normal(0.05, gain=3), init_std=0.01, engine="backprop", samples=2
+    )
     assert settings["model"]["options"] == {"hidden": [4, 4]}
 
 
@@ -130,9 +135,9 @@ def test_flags_override_switches_of_a_file(cli: Cli) -> None:
     Path("a.yaml").write_text("quiet: true\ncompile: false\nmethod: {name: mean-field, relative: false}\n")
     words = ("fit", "mean-field", "--data", "toy", "--epochs", 1, "--config", "a.yaml")
     cli(*words, "--method.relative", "--out", "a")
-    assert config.decode(read_record("a")["config"]["method"]) == lb.MeanField()
+    assert config.decode(read_record("a")["config"]["method"]) == lb.MeanField(engine="backprop")
     assert cli(*words, "--no-quiet", "--out", "b").err.startswith("MeanField on toy")
-    assert config.decode(read_record("b")["config"]["method"]) == lb.MeanField(relative=False)
+    assert config.decode(read_record("b")["config"]["method"]) == lb.MeanField(relative=False, engine="backprop")
 
 
 @pytest.mark.parametrize("value", ["0.1", "1e-1", "1.e-1", "0.00001"])

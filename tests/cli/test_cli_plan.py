@@ -39,7 +39,8 @@ def test_sparse_and_partial_models(cli: Cli) -> None:
 def test_the_table_has_a_line_for_each_number_of_processes(cli: Cli) -> None:
     title, head, *lines = cli("plan", "lenet-300-100", *IMAGES).out.splitlines()
     assert title == "lenet-300-100: 266,610 weights, 266,200 of them Gaussian"
-    assert "memory of each" in head
+    assert "memory each" in head
+    assert max(map(len, (title, head, *lines))) <= 80
     assert [line.split()[0] for line in lines] == ["1", "8", "64"]
 
 

@@ -27,9 +27,9 @@ from leanbayes.data import (
     Normalize,
     fingerprint,
     from_datasets,
+    has_color_classes,
     load,
     ood_partners,
-    preferred_engine,
     preset,
     read_images,
     task_of,
@@ -212,7 +212,7 @@ def test_presets_follow_the_data_set_or_its_kind_of_task(tmp_path: Path) -> None
         assert (by_ivon["temperature"], by_ivon["lr"]) == (1, 0.1 if regression else 1)
         assert not {"engine", "optimizer"} & by_ivon.keys()
         color = name in ("cifar10", "cifar100", "svhn", str(tmp_path / "pets"))
-        assert preferred_engine(name) == ("ivon" if color else "backprop")
+        assert has_color_classes(name) == color
 
 
 def test_changing_a_preset_leaves_the_record_as_it_is() -> None:

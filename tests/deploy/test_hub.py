@@ -74,7 +74,8 @@ def test_only_the_model_and_its_record_are_downloaded(monkeypatch: pytest.Monkey
     with pytest.raises(lb.FileFormatError, match="There is no file"):
         lb.from_pretrained("me/mine", network(), revision="v2", token="hf_x")
     assert asked == {
-        "repo_id": "me/mine", "revision": "v2", "token": "hf_x", "allow_patterns": ["model.safetensors", "run.json"],
+        "repo_id": "me/mine", "revision": "v2", "token": "hf_x",
+        "allow_patterns": ["model.safetensors", "run.json", "config.json"],
     }  # fmt: skip
 
 
@@ -142,3 +143,62 @@ def test_without_huggingface_hub_folders_still_load(
             call()
     lb.save(bnn, tmp_path / "model.safetensors")
     assert same(lb.from_pretrained(tmp_path, network()), bnn)
+
+
+# -- the mixin --------------------------------------------------------------------------------------------------------
+
+
+class Net(lb.HubMixin, nn.Module):
+    def __init__(self, width: int, classes: Any = 3) -> None:
+        super().__init__()
+        self.layers = nn.Sequential(nn.Linear(4, width), nn.ReLU(), nn.Linear(width, classes))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.layers(x)
+
+
+class Loose(Net):
+    def __init__(self, *sizes: int) -> None:
+        super().__init__(*sizes)
+
+
+@pytest.mark.parametrize("method", [lb.MeanField(), lb.MCDropout(), lb.Ensemble(2)], ids=["mean", "dropout", "members"])
+def test_a_class_with_the_mixin_is_rebuilt_with_its_arguments(hub: Path, method: lb.Method) -> None:
+    bnn = lb.bayesianize(Net(5, classes=2), method)
+    Net.push_to_hub(bnn, "me/net")
+    folder = snapshot(hub, "me/net")
+    assert json.loads((folder / "config.json").read_text()) == {"width": 5, "classes": 2}
+    for repo in ("me/net", folder):
+        found = Net.from_pretrained(repo)
+        assert same(found, bnn)
+        assert not found.training
+    assert same(lb.from_pretrained("me/net", Net(5, 2)), bnn)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        (None, "has no config.json, so it was not uploaded"),
+        ("[1]", "has no arguments for Net"),
+        ("{", "has no arguments for Net"),
+        ('{"depth": 3}', "has no arguments for Net"),
+        ("{}", "has no arguments for Net"),
+    ],
+)
+def test_a_repository_without_arguments_for_the_class_is_refused(hub: Path, text: str | None, message: str) -> None:
+    Net.push_to_hub(lb.bayesianize(Net(5), lb.MeanField()), "me/net")
+    place = snapshot(hub, "me/net") / "config.json"
+    place.unlink()
+    if text is not None:
+        place.write_text(text)
+    with pytest.raises(lb.LeanBayesError, match=message) as caught:
+        Net.from_pretrained("me/net")
+    assert "\n" not in str(caught.value)
+
+
+def test_arguments_that_cannot_be_stored_are_refused(hub: Path) -> None:
+    for network in (Net(5, classes=torch.tensor(2)), Loose(5, 2)):
+        with pytest.raises(lb.LeanBayesError, match="cannot be stored: pass JSON values by name"):
+            lb.push_to_hub(lb.bayesianize(network, lb.MeanField()), "me/net")
+    with pytest.raises(TypeError):
+        Net()  # type: ignore[call-arg]

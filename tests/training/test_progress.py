@@ -1,7 +1,9 @@
 """The progress of a training: what stays in a narrow terminal, and what is said about its length and its posterior."""
 
+import contextlib
 import copy
 import io
+import os
 import random
 import re
 from pathlib import Path
@@ -11,9 +13,10 @@ import numpy as np
 import pytest
 import rich.console
 import torch
+from torch import nn
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 from torch.utils.data import TensorDataset
-from training_cases import Jittered, clusters, conv, mlp, stripes, task
+from training_cases import Jittered, clusters, conv, finish, mlp, stripes, task, together
 
 import leanbayes as lb
 from leanbayes.data import from_datasets
@@ -22,6 +25,7 @@ from leanbayes.training.posterior_check import posterior_problem
 from leanbayes.training.progress import Progress
 
 ENGINES: tuple[Literal["backprop", "ivon"], ...] = ("backprop", "ivon")
+ON_GPU = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
 VALUES = {"loss": 0.1824, "kl": 195_000.0, "sigma": 0.00245, "examples_per_second": 175.0}
 
 
@@ -60,19 +64,52 @@ def test_in_a_wide_terminal_all_values_are_shown_and_held_out_accuracy_is_called
     assert "loss 0.1824  KL 1.95e+05  σ 0.00245  held-out accuracy 98.00%  examples/s 175" in line
 
 
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=ON_GPU)])
 def test_a_long_training_says_so_before_its_first_step(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    device: Literal["cpu", "cuda"], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     for limit, said in ((1e9, False), (0.0, True)):
         monkeypatch.setattr(journal, "_LONG", limit)
         network, before = mlp(), list[str]()
         taken = register_optimizer_step_pre_hook(lambda *_, before=before: before.append(capsys.readouterr().err))
-        lb.fit(network, lb.MeanField(), task(clusters()), epochs=2, batch_size=16, device="cpu")
+        lb.fit(network, lb.MeanField(), task(clusters()), epochs=2, batch_size=16, device=device)
         taken.remove()
         first, *later = (" ".join(text.split()) for text in [*before, capsys.readouterr().err])
         assert ("This training takes about" in first) == said
         assert not any("This training takes about" in text for text in later)  # once
     assert "(16 steps of" in first
+
+
+class Watching(nn.Module):
+    """A network that waits for all processes in each pass, as one with SyncBatchNorm does."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = mlp()
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if self.training:
+            torch.distributed.barrier()
+        return self.inner(x)
+
+
+def train_together(folder: Path) -> None:
+    """Train in one of several processes, and write what was said before the first step."""
+    journal._LONG = 0
+    with contextlib.redirect_stderr(io.StringIO()) as said:
+        before = list[str]()
+        taken = register_optimizer_step_pre_hook(lambda *_: before.append(said.getvalue()))
+        lb.fit(Watching(), lb.MeanField(), task(clusters()), epochs=1, batch_size=16, device="cpu", evaluate_every=0)
+        taken.remove()
+    (folder / os.environ["RANK"]).write_text(before[0])
+
+
+def test_several_processes_say_so_before_their_first_step(tmp_path: Path) -> None:
+    assert [finish(process) for process in together(train_together, 2, tmp_path)] == [0, 0]
+    first, second = (" ".join((tmp_path / rank).read_text().split()) for rank in "01")
+    assert "This training takes about" in first
+    assert "(8 steps of" in first
+    assert second == ""
 
 
 @pytest.mark.parametrize("method", [lb.Deterministic(), lb.MeanField(), lb.PBN(), lb.Ensemble(2)], ids=repr)

@@ -12,7 +12,7 @@ import tyro
 from leanbayes.cli.console import line
 from leanbayes.cli.evaluations import ood_names, ood_sets
 from leanbayes.cli.jobs import Job, do_all, do_share, do_together
-from leanbayes.cli.options import Flat, Task, config_of, is_first_process, parse, with_engine, with_preset
+from leanbayes.cli.options import Flat, Task, config_of, engine_chosen, is_first_process, parse, with_preset
 from leanbayes.cli.report import check_writable, command_of, write_report
 from leanbayes.cli.runs import Prepared, default_folder, prepare
 from leanbayes.cli.text_tables import SHOWN, comparison, show, summary_of
@@ -107,7 +107,7 @@ def command(words: list[str]) -> Callable[[], None]:
 def _method(text: str, words: list[str], settings: Mapping[str, Any]) -> Method:
     """Parse a method. Unless the text names an engine, it has that of the data set."""
     method = parse_method(text)
-    return with_engine(method, words, settings, method.engine if "engine=" in text else None)
+    return engine_chosen(method, words, settings, method.engine if "engine=" in text else None)
 
 
 def _compare(options: CompareOptions, recipes: Mapping[str, Recipe], methods: dict[str, Method], command: str) -> None:

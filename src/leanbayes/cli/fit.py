@@ -10,7 +10,7 @@ from typing import Annotated, Any
 import tyro
 
 from leanbayes.cli.console import line
-from leanbayes.cli.options import Flat, Task, config_of, flag_of, is_first_process, parse, with_engine, with_preset
+from leanbayes.cli.options import Flat, Task, config_of, engine_chosen, flag_of, is_first_process, parse, with_preset
 from leanbayes.cli.runs import MODEL, TrainedRun, default_folder, method_name, prepare, summary, train
 from leanbayes.core.json_values import json_text
 from leanbayes.data import Data
@@ -52,7 +52,7 @@ def command(words: list[str]) -> Callable[[], None]:
     name, flags = (words[0], words[1:]) if named else (None, words)
     settings = config_of(flags)
     method, changes = _method(name, settings.pop("method", None))
-    method = with_engine(method, flags, settings, flag_of(flags, "method.engine") or changes.get("engine"))
+    method = engine_chosen(method, flags, settings, flag_of(flags, "method.engine") or changes.get("engine"))
     kind = _options_class(method)
     default = kind(*with_preset(flags, settings, method.engine), method)
     options = parse(kind, flags, f"fit {method_name(method)}", default, {**settings, "method": changes})

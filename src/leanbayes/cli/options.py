@@ -20,17 +20,15 @@ import tyro
 
 from leanbayes.core import config
 from leanbayes.core.names import shown
-from leanbayes.data import preferred_engine, preset
+from leanbayes.data import has_color_classes, preset
 from leanbayes.errors import LeanBayesError, printable
-from leanbayes.methods import Deterministic
+from leanbayes.model.defaults import OF_BACKPROP, with_engine
 from leanbayes.model.method import Method
 from leanbayes.priors import Prior
 from leanbayes.rules import RULES
 from leanbayes.training import Recipe
 
 _LARGEST_CONFIG, _MOST_VALUES, _MOST_BITS = 1 << 20, 10_000, 1024  # of a config file, and of a number in it
-
-_OF_BACKPROP = ("optimizer", "temperature", "scale-lr")
 
 T = TypeVar("T")
 M = TypeVar("M", bound=Method)
@@ -160,21 +158,12 @@ def with_preset(words: list[str], settings: Mapping[str, Any], engine: str = "ba
     return config.change(Task(data=data), task), Recipe().changed(recipe)
 
 
-def with_engine(method: M, words: list[str], settings: Mapping[str, Any], given: str | None = None) -> M:
-    """Return the method with the given engine, or with that of the data set if it has a choice and none is given.
-
-    Settings of the engine backprop, such as an optimizer, leave the method as it is.
-    """
-    fields = dataclasses.fields(method)  # type: ignore[arg-type]
-    if "engine" not in {field.name for field in fields} or (given is None and isinstance(method, Deterministic)):
-        return method
+def engine_chosen(method: M, words: list[str], settings: Mapping[str, Any], given: str | None = None) -> M:
+    """Return the method with the given engine or, if its engine is "auto", with that of `lb.fit` for the data set."""
     if given is not None:
-        return config.change(method, {"engine": given})
-    if any(flag_of(words, name) or name.replace("-", "_") in settings for name in _OF_BACKPROP):
-        return method
-    with contextlib.suppress(LeanBayesError):  # a prior or KL that the engine cannot use
-        return config.change(method, {"engine": preferred_engine(*_data_of(words, settings))})
-    return method
+        method = config.change(method, {"engine": given})
+    own_optimizer = any(flag_of(words, name.replace("_", "-")) or name in settings for name in OF_BACKPROP)
+    return with_engine(method, has_color_classes(*_data_of(words, settings)) and not own_optimizer)
 
 
 def _data_of(words: list[str], settings: Mapping[str, Any]) -> tuple[str, str | None]:

@@ -75,7 +75,7 @@ def _plan(options: PlanOptions, method: Method) -> None:
         return
     weights = f"{plans[0].weights:,} weights, {plans[0].gaussian:,} of them Gaussian"
     table = Table(box=None)
-    titles = ("GPUs", "parameters", "gradients", "optimizer", "gathered", "memory of each", "sent in a step")
+    titles = ("GPUs", "parameters", "gradients", "optimizer", "gathered", "memory each", "sent per step")
     for title in titles:
         table.add_column(title, justify="right")
     for plan in plans:

@@ -4,7 +4,7 @@ from leanbayes.data.base import ArrayDataset, Data
 from leanbayes.data.batches import Batches
 from leanbayes.data.corrupted import corruptions_on_disk, read_corrupted
 from leanbayes.data.image_files import detail_lost, read_image
-from leanbayes.data.registry import NAMES, load, ood_partners, preferred_engine, preset, read_images, task_of
+from leanbayes.data.registry import NAMES, has_color_classes, load, ood_partners, preset, read_images, task_of
 from leanbayes.data.streaming import fingerprint
 from leanbayes.data.tabular import TABLE_ENDINGS, read_table
 from leanbayes.data.transforms import Augment, Normalize
@@ -22,9 +22,9 @@ __all__ = [
     "detail_lost",
     "fingerprint",
     "from_datasets",
+    "has_color_classes",
     "load",
     "ood_partners",
-    "preferred_engine",
     "preset",
     "read_corrupted",
     "read_image",

@@ -68,6 +68,11 @@ class Data:
         outputs = "outputs" if self.task == "regression" else "classes"
         return f"Data({self.name!r}, {self.task!r}, {sizes}, input_shape={self.input_shape}, {outputs}={self.outputs})"
 
+    @property
+    def has_color_classes(self) -> bool:
+        """Whether the task is to classify color images."""
+        return self.task == "classification" and len(self.input_shape) == 3 and self.input_shape[0] == 3
+
     def augmentation(self, choice: str = "standard") -> Augment | None:
         """Return the augmentation of training images by its name in `Recipe.augment`.
 

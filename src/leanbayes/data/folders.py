@@ -17,7 +17,6 @@ PRESET: Mapping[str, Any] = {
     "model": "resnet-18",
     "epochs": 90,
     "batch_size": 256,
-    "engine": "ivon",  # as for the color images of CIFAR: see docs/engines.md
     "optimizer": "sgd",
     "lr": 0.1,
     "workers": WORKERS,

@@ -65,11 +65,10 @@ class ImageSet:
 
 _TINY_IMAGES = {"model": "small-cnn", "epochs": 40, "batch_size": 64, "lr": 2e-3}
 _GRAY_IMAGES = {"model": "lenet-5", "epochs": 20}
-_COLOR_IMAGES = {
+COLOR_IMAGES = {
     "model": "resnet-18",
     "epochs": 80,
     "batch_size": 256,
-    "engine": "ivon",  # it has the better likelihood, at temperature 1: see docs/engines.md
     "optimizer": "sgd",
     "lr": 0.1,
     "weight_decay": 5e-4,
@@ -108,7 +107,7 @@ IMAGE_SETS = {
         read=read_cifar10,
         classes=CIFAR10_CLASSES,
         normalize=Normalize((0.4914, 0.4822, 0.4465), (0.2470, 0.2435, 0.2616)),
-        preset=_COLOR_IMAGES,
+        preset=COLOR_IMAGES,
         augment=Augment(4),
         ood=("svhn", "cifar100"),
     ),
@@ -116,7 +115,7 @@ IMAGE_SETS = {
         read=read_cifar100,
         classes=cifar100_classes,
         normalize=Normalize((0.5071, 0.4865, 0.4409), (0.2673, 0.2564, 0.2762)),
-        preset=_COLOR_IMAGES,
+        preset=COLOR_IMAGES,
         augment=Augment(4),
         outputs=100,
         ood=("svhn", "cifar10"),
@@ -125,7 +124,7 @@ IMAGE_SETS = {
         read=read_svhn,
         classes=_DIGITS,
         normalize=Normalize((0.4377, 0.4438, 0.4728), (0.1980, 0.2010, 0.1970)),
-        preset=_COLOR_IMAGES,
+        preset=COLOR_IMAGES,
         augment=Augment(4, flip=False),
         ood=("cifar10", "cifar100"),
     ),

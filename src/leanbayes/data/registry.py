@@ -11,7 +11,7 @@ from leanbayes.data import folders, segmentation, tabular
 from leanbayes.data.base import ArrayDataset, Data, Task
 from leanbayes.data.folders import load_folder
 from leanbayes.data.image_files import Size
-from leanbayes.data.images import IMAGE_SETS, load_images, read_split
+from leanbayes.data.images import COLOR_IMAGES, IMAGE_SETS, load_images, read_split
 from leanbayes.data.reading import Root, data_root
 from leanbayes.data.segmentation import load_segmentation
 from leanbayes.data.tabular import TABLE_ENDINGS, UCI_FILES, load_gap, load_table, load_toy, load_uci
@@ -118,7 +118,7 @@ def preset(name: str | Path, root: Root = None, engine: str = "backprop") -> dic
         >>> preset("toy")["model"]
         'mlp'
     """
-    settings = {key: value for key, value in _preset(name, root).items() if key != "engine"}
+    settings = dict(_preset(name, root))
     known = defaults(engine, task_of(name, root) != "regression")
     settings["temperature"] = known.temperature
     if engine == "ivon":
@@ -128,22 +128,22 @@ def preset(name: str | Path, root: Root = None, engine: str = "backprop") -> dic
 
 
 @checked()
-def preferred_engine(name: str | Path, root: Root = None) -> str:
-    """Return the engine that methods with a choice of engines use for a data set, unless it is given.
+def has_color_classes(name: str | Path, root: Root = None) -> bool:
+    """Return whether the task of a data set is to classify color images, without loading it.
 
     Args:
         name: name or path of a data set, as for `load`.
         root: folder of all data sets. None means the environment variable LEANBAYES_DATA.
 
-    Returns:
-        "ivon" for color images, on which it is better, else "backprop".
-
     Example:
-        >>> from leanbayes.data import preferred_engine
-        >>> preferred_engine("cifar10")
-        'ivon'
+        >>> from leanbayes.data import has_color_classes
+        >>> has_color_classes("cifar10")
+        True
     """
-    return _preset(name, root).get("engine", "backprop")
+    known = find(name, NAMES)
+    if known in IMAGE_SETS:
+        return IMAGE_SETS[known].preset is COLOR_IMAGES
+    return task_of(name, root) == "classification"  # the images of a folder are read as RGB
 
 
 def _preset(name: str | Path, root: Root) -> Mapping[str, Any]:

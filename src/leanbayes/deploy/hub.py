@@ -1,15 +1,18 @@
 """Share models on the Hugging Face Hub.
 
-A repository has the model file, a model card, and for runs of the command line their record, which names the network.
-Only the model file and the record are ever downloaded, and neither holds code.
+A repository has the model file, a model card, and what rebuilds the network: for runs of the command line their record,
+which names it, and for classes with `HubMixin` the arguments of their constructor. None of these files holds code, and
+nothing else is ever downloaded.
 """
 
 import contextlib
+import inspect
+import json
 import os
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 from torch import nn
 
@@ -24,7 +27,7 @@ from leanbayes.errors import FileFormatError, LeanBayesError, missing_package
 from leanbayes.model.bayesian import BayesianModel
 from leanbayes.networks.recorded import rebuild
 
-MODEL, RECORD, CARD = "model.safetensors", "run.json", "README.md"
+MODEL, RECORD, CONFIG, CARD = "model.safetensors", "run.json", "config.json", "README.md"
 TAGS = ("bayesian", "uncertainty")
 _NETWORK = {"config": {"model": {"name": str, "input_shape": [int], "outputs": int, "options": {str: Any}}}}
 
@@ -106,6 +109,92 @@ def from_pretrained(
     return load(folder / MODEL, _recorded_network(folder, repo) if model is None else model).eval()
 
 
+class HubMixin:
+    """Makes the class of a network rebuild it from the Hugging Face Hub: put it before `nn.Module` in the bases.
+
+    The arguments of the constructor are uploaded with the model, so they must be JSON values: numbers, strings, lists,
+    dicts, booleans or None. Whoever loads the model needs the class, and no arguments.
+
+    Example:
+        >>> class Net(lb.HubMixin, nn.Module):
+        ...     def __init__(self, width: int = 8) -> None:
+        ...         super().__init__()
+        ...         self.layers = nn.Sequential(nn.Linear(4, width), nn.ReLU(), nn.Linear(width, 3))
+        ...
+        ...     def forward(self, x):
+        ...         return self.layers(x)
+        >>> bnn = lb.bayesianize(Net(width=16), lb.MeanField())
+        >>> Net.push_to_hub(bnn, "me/net")
+        >>> bnn = Net.from_pretrained("me/net")  # it has the width 16
+    """
+
+    _hub_settings: dict[str, Any]
+
+    def __new__(cls, *args: Any, **kwargs: Any) -> Self:
+        """Keep the arguments."""
+        network = super().__new__(cls)
+        with contextlib.suppress(TypeError):  # the constructor says what is wrong, and a copy is made without arguments
+            bound = inspect.signature(cls).bind(*args, **kwargs)
+            vars(network)["_hub_settings"] = dict(bound.arguments)
+        return network
+
+    push_to_hub = staticmethod(push_to_hub)
+
+    @classmethod
+    def from_pretrained(
+        cls, repo: str | os.PathLike[str], *, revision: str | None = None, token: str | None = None
+    ) -> BayesianModel:
+        """Load a model whose network is of this class, as `lb.from_pretrained` does for a network that you pass.
+
+        Args:
+            repo: A repository on the Hugging Face Hub, such as "me/net", or a folder with the same files.
+            revision: A branch, tag or commit. None means the latest one.
+            token: An access token. None means the one that `hf auth login` stored, or that of the environment variable
+                HF_TOKEN.
+
+        Returns:
+            The Bayesian model, bit-equal to the one that was uploaded, in evaluation mode.
+
+        Raises:
+            LeanBayesError: The repository cannot be downloaded, or has no arguments for this class.
+            FileFormatError: A file is missing, damaged, or from another network.
+        """
+        folder = Path(repo) if os.path.isdir(repo) else _downloaded(str(repo), revision, token)
+        try:
+            settings = read_untrusted(folder / CONFIG)
+            check_shape(settings, {str: Any})
+            inspect.signature(cls).bind(**settings)
+        except OSError:
+            raise LeanBayesError(
+                f"{repo} has no {CONFIG}, so it was not uploaded from a class with lb.HubMixin: use "
+                "lb.from_pretrained(repo, network)."
+            ) from None
+        except (ValueError, TypeError) as error:
+            raise FileFormatError(
+                f"The {CONFIG} of {repo} has no arguments for {cls.__name__} ({one_line(error)}): use "
+                "lb.from_pretrained(repo, network)."
+            ) from None
+        network = cls(**settings)
+        assert isinstance(network, nn.Module)
+        return load(folder / MODEL, network).eval()
+
+
+def _constructor_settings(bnn: BayesianModel) -> str | None:
+    """Return the arguments of the network's constructor as JSON, or None if its class does not keep them."""
+    network = next((module for module in bnn.network.modules() if isinstance(module, HubMixin)), None)
+    if network is None:
+        return None
+    settings = vars(network)["_hub_settings"]
+    try:
+        inspect.signature(type(network)).bind(**settings)
+        return json.dumps(settings, indent=1, allow_nan=False) + "\n"
+    except (TypeError, ValueError):
+        raise LeanBayesError(
+            f"The arguments of {type(network).__name__} ({', '.join(settings)}) cannot be stored: pass JSON values by "
+            "name (numbers, strings, lists or dicts), or leave out lb.HubMixin."
+        ) from None
+
+
 def write_repository(
     folder: Path, bnn: BayesianModel, card: str, record: Mapping[str, Any] | None = None
 ) -> dict[str, int]:
@@ -116,8 +205,11 @@ def write_repository(
             raise LeanBayesError(f"{folder} is not empty: give a new folder.")
     except OSError as error:
         raise LeanBayesError(f"Cannot write to {folder} ({reason_of(error)}): give a new folder.") from None
-    save(bnn, folder / MODEL)
     texts = {CARD: card} if record is None else {CARD: card, RECORD: json_text(record) + "\n"}
+    settings = _constructor_settings(bnn)
+    if settings is not None:
+        texts[CONFIG] = settings
+    save(bnn, folder / MODEL)
     for name, text in texts.items():
         with written_whole(folder / name) as temporary:
             temporary.write_text(text, encoding="utf-8")
@@ -218,7 +310,9 @@ def _downloaded(repo_id: str, revision: str | None, token: str | None) -> Path:
     hub = _hub("Downloading a model")
     remedy = "give a folder, or check the name, `hf auth login` and your connection"
     with _one_sentence(f"{repo_id!r} is no folder, and cannot be downloaded", remedy):
-        return Path(hub.snapshot_download(repo_id, revision=revision, token=token, allow_patterns=[MODEL, RECORD]))
+        return Path(
+            hub.snapshot_download(repo_id, revision=revision, token=token, allow_patterns=[MODEL, RECORD, CONFIG])
+        )
 
 
 def _hub(what: str) -> Any:

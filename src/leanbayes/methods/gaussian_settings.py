@@ -16,6 +16,7 @@ _SMALLEST_STD = 1e-8  # for a deterministic weight; softplus cannot be 0
 
 
 EngineName = Literal["backprop", "ivon"]
+EngineChoice = Literal["auto", "backprop", "ivon"]
 
 
 def check_gaussian_settings(prior: Prior, init_std: float, rule: str, samples: int, engine: str = "backprop") -> None:
@@ -26,8 +27,9 @@ def check_gaussian_settings(prior: Prior, init_std: float, rule: str, samples: i
         raise LeanBayesError(f"samples={samples} must be at least 1.")
     if isinstance(prior, type) or not hasattr(prior, "bind"):
         raise LeanBayesError("prior must be an instance such as lb.Normal(0.1).")
-    if engine not in get_args(EngineName):
-        raise LeanBayesError(f"engine={engine!r} is unknown: use one of {', '.join(map(repr, get_args(EngineName)))}.")
+    if engine not in get_args(EngineChoice):
+        words = ", ".join(map(repr, get_args(EngineChoice)))
+        raise LeanBayesError(f"engine={engine!r} is unknown: use one of {words}.")
     if engine == "ivon" and not getattr(prior, "gaussian", False):
         raise LeanBayesError(f"engine='ivon' needs a Gaussian prior, not {prior!r}: use lb.Normal(), or 'backprop'.")
     get_rule(rule)

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from torch import Tensor
 
 from leanbayes.core.layout import Layout
-from leanbayes.methods.gaussian_settings import EngineName, check_gaussian_settings, initial_posterior
+from leanbayes.methods.gaussian_settings import EngineChoice, check_gaussian_settings, initial_posterior
 from leanbayes.model.method import Method, register_method
 from leanbayes.posteriors import MeanFieldPosterior
 from leanbayes.priors import Normal, Prior
@@ -23,7 +23,8 @@ class MeanField(Method):
         init_std: the initial σ.
         relative: whether init_std is a fraction of the std of each layer's weights rather than σ itself.
         engine: how means and stds are trained. backprop takes gradients of the ELBO, with any optimizer. ivon is the
-            natural-gradient update of `lb.IVON`, which sets the initial σ itself.
+            natural-gradient update of `lb.IVON`, which sets the initial σ itself. auto is ivon if `lb.fit` or the
+            command line classifies color images and no setting of an optimizer is given, else backprop.
         rule: how the model is trained and predicts: sample, flipout, local, moments or mean.
         samples: number of Monte Carlo samples of a prediction.
 
@@ -35,7 +36,7 @@ class MeanField(Method):
     prior: Prior = field(default_factory=lambda: Normal("auto"))
     init_std: float = 0.05
     relative: bool = True
-    engine: EngineName = field(default="backprop", metadata={"former_default": "backprop"})
+    engine: EngineChoice = field(default="auto", metadata={"former_default": "backprop"})
     rule: str = "sample"
     samples: int = 30
 

@@ -9,6 +9,7 @@ from typing import Any
 from leanbayes.core import config
 from leanbayes.core.names import lookup
 from leanbayes.errors import LeanBayesError
+from leanbayes.model.defaults import with_engine
 from leanbayes.model.method import METHODS, Method
 from leanbayes.priors import Normal, ScaleMixture
 
@@ -57,10 +58,14 @@ def _settings(items: str, text: str) -> dict[str, Any]:
 
 
 def describe_method(method: Method) -> str:
-    """Return the text that `parse_method` parses: the name, and the settings that differ from the defaults."""
+    """Return the text that `parse_method` parses: the name, and the settings that differ from the defaults.
+
+    The engine is named if it is not backprop, which "auto" stands for here.
+    """
     name = next((name for name, known in METHODS.items() if type(known) is type(method)), type(method).__name__)
     default = METHODS.get(name)
-    changed = ",".join(f"{path}={value}" for path, value in _differences(default, method)) if default else ""
+    differences = _differences(with_engine(default), with_engine(method)) if default else ()
+    changed = ",".join(f"{path}={value}" for path, value in differences)
     return f"{name}:{changed}" if changed else name
 
 

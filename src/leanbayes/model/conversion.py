@@ -15,6 +15,7 @@ from leanbayes.errors import LeanBayesError
 from leanbayes.likelihoods import Categorical, CausalLM, ClassPrediction, Likelihood
 from leanbayes.likelihoods.base import P
 from leanbayes.model.bayesian import BayesianModel
+from leanbayes.model.defaults import with_engine
 from leanbayes.model.method import Method
 from leanbayes.posteriors import PointPosterior
 
@@ -138,6 +139,7 @@ def assemble(
     Args:
         variances: The variances of an earlier posterior by parameter name, or None if a file will fill the posterior.
     """
+    method = with_engine(method)
     parameters = dict(model.named_parameters(remove_duplicate=False))
     chosen = [parameters[slot.name] for slot in layout]
     first = next(itertools.chain(model.parameters(), model.buffers()))

@@ -1,12 +1,21 @@
-"""The defaults that depend on the engine and the kind of task, in one place.
+"""The engine that "auto" stands for, and the defaults that depend on the engine and the kind of task, in one place.
 
-`lb.elbo_loss`, `lb.IVON`, `lb.fit`, the estimators of `lb.sklearn` and the command line all read them here.
-docs/guide/tune.md has the measurements that they were chosen by.
+`lb.bayesianize`, `lb.elbo_loss`, `lb.IVON`, `lb.fit`, the estimators of `lb.sklearn` and the command line all read them
+here. docs/guide/tune.md has the measurements that they were chosen by.
 """
 
-from typing import NamedTuple
+import contextlib
+from typing import NamedTuple, TypeVar
 
+from leanbayes.core import config
+from leanbayes.errors import LeanBayesError
 from leanbayes.likelihoods import Likelihood
+from leanbayes.model.method import Method
+
+# Settings of a training that are about the optimizers of backprop: ivon would read them differently, or not at all.
+OF_BACKPROP = ("optimizer", "lr", "weight_decay", "scale_lr", "temperature", "temperature_end")
+
+M = TypeVar("M", bound=Method)
 
 
 class Defaults(NamedTuple):
@@ -37,3 +46,20 @@ def defaults(engine: str, classes: bool) -> Defaults:
 def defaults_for(engine: str, likelihood: Likelihood) -> Defaults:
     """Return the defaults of an engine for a likelihood."""
     return defaults(engine, likelihood.has_logits)
+
+
+def with_engine(method: M, color_classes: bool = False) -> M:
+    """Return a method with the engine that its engine "auto" stands for. Other methods are returned as they are.
+
+    Args:
+        method: The method.
+        color_classes: Whether `lb.fit` or the command line trains classes of color images, and chooses the optimizer.
+            Then the engine is ivon, which has the better likelihood there (docs/engines.md), if the method can use it.
+            Any other training, and a loop that brings its own optimizer, uses backprop.
+    """
+    if method.engine != "auto":
+        return method
+    if color_classes:
+        with contextlib.suppress(LeanBayesError):  # a prior or KL that ivon cannot use
+            return config.change(method, {"engine": "ivon"})
+    return config.change(method, {"engine": "backprop"})

@@ -97,7 +97,8 @@ class Method:
         rule: The rule that it trains and predicts with by default.
         samples: The default number of Monte Carlo samples of a prediction.
         engine: How means and stds are trained: "backprop" (gradients of the ELBO, with any optimizer) or "ivon" (the
-            natural-gradient update, with `lb.IVON`).
+            natural-gradient update, with `lb.IVON`). A method may also have "auto", which a model never has: `lb.fit`
+            and the command line use ivon for classes of color images, and all else is backprop.
         bayesian_weights: Whether weights move from the network into a posterior.
         has_kl: Whether its posterior has a KL that is trained, which the temperature of the recipe weighs.
         chooses_parameters: Whether `selected`, and not the user, says which parameters are Bayesian. None is a weight.

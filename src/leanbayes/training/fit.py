@@ -22,6 +22,7 @@ from leanbayes.errors import LeanBayesError
 from leanbayes.likelihoods import Likelihood
 from leanbayes.likelihoods.base import P
 from leanbayes.model.bayesian import BayesianModel
+from leanbayes.model.defaults import OF_BACKPROP, with_engine
 from leanbayes.model.method import Method
 from leanbayes.training.recipe import Recipe, RecipeSettings
 from leanbayes.training.run import Run
@@ -129,7 +130,10 @@ def fit(
     elif not isinstance(data, Data):
         data = from_datasets(data, outputs=0)
     found: Data = data
-    changed = changed.for_task(method.engine, likelihood or data.likelihood())
+    used = likelihood or data.likelihood()
+    own_optimizer = any(getattr(changed, name) != getattr(Recipe(), name) for name in OF_BACKPROP)
+    method = with_engine(method, data.has_color_classes and used.has_logits and not own_optimizer)
+    changed = changed.for_task(method.engine, used)
     trackers = checked_trackers(log_with, folder)
 
     def train(temperature: float, folder: Path | None, overwrite: bool = overwrite) -> tuple[BayesianModel, float]:

@@ -146,8 +146,6 @@ class Run:
 
     def _train(self, bnn: BayesianModel | None, state: TrainingState | None, shown: bool) -> BayesianModel:
         """Train the remaining stages, from the model and state of a checkpoint if they are given."""
-        if self._accelerator.device.type == "cuda":
-            torch.cuda.reset_peak_memory_stats(self._accelerator.device)
         first = self._accelerator.is_main_process
         tensorboard = self._folder / TENSORBOARD if self._folder is not None and first else None
         name, steps = type(self._method).__name__, sum(plan.epochs for plan in self._plans) * len(self._batches)
@@ -165,8 +163,10 @@ class Run:
             with journal.recording():
                 with StopSignals(self._folder is not None, repeated=self._accelerator.num_processes > 1) as stop:
                     journal.running()
-                    if shown:
+                    if shown or self._accelerator.num_processes > 1:  # processes measure together, though one speaks
                         self._say_if_long(journal)
+                    if self._accelerator.device.type == "cuda":  # the peak is that of the training
+                        torch.cuda.reset_peak_memory_stats(self._accelerator.device)
                     for plan in self._plans[state["stage"] if state else 0 :]:
                         bnn = self._train_stage(plan, bnn, state, journal, stop)
                         state = None
@@ -175,13 +175,8 @@ class Run:
         return bnn
 
     def _say_if_long(self, journal: Journal) -> None:
-        """Say before the first step that the training will take hours, by a pass of the plain network.
-
-        The first passes on a GPU are slow, and several processes share the work: there, the first steps are timed.
-        """
-        if self._accelerator.device.type != "cpu" or self._accelerator.num_processes > 1:
-            return
-        seconds = pass_seconds(self._network, self._likelihood, self._batches)
+        """Say before the first step that the training will take hours, by a pass of the plain network."""
+        seconds = pass_seconds(self._network, self._likelihood, self._batches, self._accelerator)
         if seconds is not None:
             passes = self._recipe.accumulate * getattr(self._method, "members", self._recipe.samples)
             journal.say_if_long(seconds * passes)

@@ -196,10 +196,11 @@ class RankOneNetwork(StochasticNetwork):
     def _running(self, one: _Pass) -> Iterator[None]:
         before, self._current.running = self._current.running, one
         try:
-            with contextlib.ExitStack() as around:
-                if torch.is_grad_enabled() and not torch.compiler.is_compiling():
-                    around.enter_context(checkpointing.running(lambda: lambda: self._running(one)))
+            if torch.compiler.is_compiling() or not torch.is_grad_enabled():
                 yield
+            else:
+                with checkpointing.running(lambda: lambda: self._running(one)):
+                    yield
         finally:
             self._current.running = before
 

@@ -12,7 +12,7 @@ from leanbayes.core.config import check_choices
 from leanbayes.core.layout import Layout
 from leanbayes.errors import LeanBayesError
 from leanbayes.methods.baselines.deterministic import Deterministic
-from leanbayes.methods.gaussian_settings import EngineName, check_gaussian_settings, initial_posterior
+from leanbayes.methods.gaussian_settings import EngineChoice, EngineName, check_gaussian_settings, initial_posterior
 from leanbayes.methods.pbn.estimators import DEFAULT, NEEDS_NO_DATA, Kind, check_kind, score_without_data, scores_of
 from leanbayes.methods.pbn.selection import Per, check_rate, top
 from leanbayes.model.bayesian import BayesianModel
@@ -49,7 +49,8 @@ class PBN(Method):
         kl: sum adds up the KL of all Bayesian weights. mean, as in the authors' code, adds up the mean of each layer;
             the temperature is then its weight relative to the mean loss.
         engine: how means and stds are trained. backprop takes gradients of the ELBO, with any optimizer. ivon is the
-            natural-gradient update of `lb.IVON`, which sets the initial σ itself.
+            natural-gradient update of `lb.IVON`, which sets the initial σ itself. auto is ivon if `lb.fit` or the
+            command line classifies color images and no setting of an optimizer is given, else backprop.
         rule: how the model is trained and predicts: sample, flipout, local, moments or mean.
         samples: number of Monte Carlo samples of a prediction.
         seed: seed of random scores and random signs.
@@ -68,7 +69,7 @@ class PBN(Method):
     init_std: float = 0.05
     relative: bool = True
     kl: KLSum = "sum"
-    engine: EngineName = field(default="backprop", metadata={"former_default": "backprop"})
+    engine: EngineChoice = field(default="auto", metadata={"former_default": "backprop"})
     rule: str = "sample"
     samples: int = 30
     seed: int = 0
@@ -122,7 +123,8 @@ class PBN(Method):
     def stages(self) -> tuple[Stage, ...]:
         """Train the plain network, then the partial one."""
         last = Stage(self, 1 - self.pretrain)
-        return (Stage(Deterministic(engine=self.engine), self.pretrain), last) if self.pretrain else (last,)
+        engine: EngineName = "ivon" if self.engine == "ivon" else "backprop"
+        return (Stage(Deterministic(engine=engine), self.pretrain), last) if self.pretrain else (last,)
 
     def start(self, training: Training) -> None:
         """Select the Bayesian weights on a few training batches, unless they are selected already."""

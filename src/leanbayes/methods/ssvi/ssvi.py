@@ -13,7 +13,7 @@ from leanbayes.core.config import check_choices, renamed
 from leanbayes.core.layout import Layout
 from leanbayes.core.noise import mix
 from leanbayes.errors import LeanBayesError
-from leanbayes.methods.gaussian_settings import EngineName, check_gaussian_settings
+from leanbayes.methods.gaussian_settings import EngineChoice, check_gaussian_settings
 from leanbayes.methods.sparse_training.base import SparseMethod
 from leanbayes.methods.ssvi.criteria import REMOVAL
 from leanbayes.model.gradients import ShardedWeights, averaged, mean_squared_gradient, weights_at
@@ -53,7 +53,8 @@ class SSVI(SparseMethod):
         prior: the prior over the active weights: `Normal` or `ScaleMixture`.
         init_std: the initial σ.
         engine: how means and stds are trained. backprop takes gradients of the ELBO, with any optimizer. ivon is the
-            natural-gradient update of `lb.IVON`, which sets the initial σ itself.
+            natural-gradient update of `lb.IVON`, which sets the initial σ itself. auto is ivon if `lb.fit` or the
+            command line classifies color images and no setting of an optimizer is given, else backprop.
         rule: how the model is trained and predicts: sample, flipout, local, moments or mean.
         samples: number of Monte Carlo samples of a prediction.
 
@@ -69,7 +70,7 @@ class SSVI(SparseMethod):
     new_std: float | Literal["mean"] = "mean"
     prior: Prior = field(default_factory=lambda: Normal("auto", gain=0.5))
     init_std: float = 1e-3
-    engine: EngineName = field(default="backprop", metadata={"former_default": "backprop"})
+    engine: EngineChoice = field(default="auto", metadata={"former_default": "backprop"})
     rule: str = "sample"
     samples: int = 30
 
