@@ -75,7 +75,7 @@ def scores_of(args: argparse.Namespace, name: str, count: int | None, row: Row, 
     data = load(name, args.root, seed=seed)
     if count is not None:
         data = some(data, count, seed)
-    settings = preset(name, args.root, row.method.engine)
+    settings = preset(name, args.root, row.method)
     network = build(settings.pop("model"), data.input_shape, data.outputs, seed=seed)
     own = {"epochs": args.epochs, "batch_size": 32, "evaluate_every": 0, "seed": seed, "device": "cpu"}
     bnn = lb.fit(network, row.method, data, progress=False, **{**settings, **own, **row.settings})  # type: ignore[arg-type]

@@ -90,7 +90,7 @@ def scores_of(
     data = load(case.data, args.root, seed=seed, validation_share=HELD_OUT)
     if case.examples is not None:
         data = some(data, case.examples, seed)
-    settings = preset(case.data, args.root, method.engine)
+    settings = preset(case.data, args.root, method)
     network = build(case.model or settings["model"], data.input_shape, data.outputs, seed=seed)
     settings.pop("model")
     if case.model is not None:  # the settings of the preset are those of its network

@@ -82,10 +82,28 @@ def test_fit(engine: str, task: str, tmp_path: Path) -> None:
 @CASES
 def test_the_command_line(engine: str, task: str) -> None:
     temperature, lr = EXPECTED[engine, task]
-    found = [preset(name, engine=engine) for name in NAMES if (task_of(name) == "regression") == (task == "regression")]
+    found = [
+        preset(name, method=method(engine))
+        for name in NAMES
+        if (task_of(name) == "regression") == (task == "regression")
+    ]
     assert {one["temperature"] for one in found} == {temperature}
     if engine == "ivon":
         assert {one["lr"] for one in found} == {lr}
+
+
+@pytest.mark.parametrize("kind", [lb.SparseVD, lb.SBP])
+def test_methods_with_a_temperature_of_their_own(kind: type[lb.SparseVD] | type[lb.SBP], tmp_path: Path) -> None:
+    x, y = examples("classes")
+    bnn = lb.bayesianize(torch.nn.Linear(3, 2), kind())
+    losses = [
+        lb.elbo_loss(bnn, x, y, num_data=40, temperature=one, generator=torch.Generator().manual_seed(1)).item()
+        for one in (None, 1.0, 0.01)
+    ]
+    assert losses[0] == losses[1] != losses[2]
+    lb.fit(network(), kind(), TensorDataset(x, y), out=tmp_path / "run", epochs=1, batch_size=8, progress=False)
+    assert read_record(tmp_path / "run")["config"]["recipe"]["temperature"] == 1.0
+    assert preset("digits", method=kind())["temperature"] == 1.0
 
 
 @CASES

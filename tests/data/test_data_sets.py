@@ -208,7 +208,7 @@ def test_presets_follow_the_data_set_or_its_kind_of_task(tmp_path: Path) -> None
     for name in (*NAMES, str(tmp_path / "pets"), str(tmp_path / "scenes")):
         regression = task_of(name) == "regression"
         assert preset(name)["temperature"] == (0.1 if regression else 0.01)
-        by_ivon = preset(name, engine="ivon")
+        by_ivon = preset(name, method=lb.MeanField(engine="ivon"))
         assert (by_ivon["temperature"], by_ivon["lr"]) == (1, 0.1 if regression else 1)
         assert not {"engine", "optimizer"} & by_ivon.keys()
         color = name in ("cifar10", "cifar100", "svhn", str(tmp_path / "pets"))

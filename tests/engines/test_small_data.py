@@ -28,7 +28,7 @@ def scores(name: str, examples: int, epochs: int) -> dict[str, dict[str, Any]]:
     batches = list(Batches(data.test, 1000, normalize=data.normalize).epoch())
     found = {}
     for row, method in METHODS.items():
-        settings = {**preset(name, engine=method.engine), "epochs": epochs, "batch_size": 32}
+        settings = {**preset(name, method=method), "epochs": epochs, "batch_size": 32}
         network = build(settings.pop("model"), data.input_shape, data.outputs, seed=0)
         bnn = lb.fit(network, method, data, progress=False, evaluate_every=0, device="cpu", **settings)
         found[row] = lb.evaluate(bnn, batches, seed=0, target_scale=data.target_std)

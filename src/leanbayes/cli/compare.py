@@ -1,6 +1,7 @@
 """`leanbayes compare METHODS`: several methods and seeds on one data set, in one table and a report."""
 
 import contextlib
+import functools
 import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -20,7 +21,6 @@ from leanbayes.core import config
 from leanbayes.core.json_values import json_text
 from leanbayes.core.names import suggestion
 from leanbayes.data import Data
-from leanbayes.engines import ENGINES
 from leanbayes.errors import LeanBayesError
 from leanbayes.evaluation import METRICS, EvaluationSettings
 from leanbayes.evaluation.outcomes import ClassOutcome, RegressionOutcome
@@ -86,19 +86,14 @@ def command(words: list[str]) -> Callable[[], None]:
     names = settings.pop("methods", list(METHODS if "--all" in words or settings.get("all") else FIRST))
     if not isinstance(names, list) or not names or not all(isinstance(name, str) for name in names):
         raise LeanBayesError("`methods` in the config file must be a list such as [mean-field, ensemble].")
-    by_engine = {
-        engine: parse(
-            CompareOptions,
-            words,
-            "compare",
-            CompareOptions(tuple(names), False, *with_preset(words, settings, engine)),
-            settings,
-        )
-        for engine in ENGINES
-    }
-    options = by_engine["backprop"]
-    recipes = {engine: parsed.recipe for engine, parsed in by_engine.items()}
+
+    @functools.cache
+    def parsed(*preset: Any) -> CompareOptions:
+        return parse(CompareOptions, words, "compare", CompareOptions(tuple(names), False, *preset), settings)
+
+    options = parsed(*with_preset(words, settings))
     methods = {name.rstrip(":"): _method(name, words, settings) for name in options.methods}
+    recipes = {name: parsed(*with_preset(words, settings, method)).recipe for name, method in methods.items()}
     if len({repr(method) for method in methods.values()}) < len(options.methods):
         raise LeanBayesError("A method is given twice: give each one once, or with different settings.")
     return lambda: _compare(options, recipes, methods, command_of("compare", words))
@@ -120,7 +115,7 @@ def _compare(options: CompareOptions, recipes: Mapping[str, Recipe], methods: di
         return
     shown = table(runs)
     record = _record(command, options, prepared)
-    record["results"] = [_result(run, methods[run.method], recipes) for run in runs]
+    record["results"] = [_result(run, methods[run.method], recipes[run.method], options.recipe) for run in runs]
     record["summary"] = summary_of(shown)
     write_json(folder / RECORD, record)
     if options.json:
@@ -176,7 +171,7 @@ def _jobs(
     seeds = range(options.recipe.seed, options.recipe.seed + options.seeds)
     rest = (options.task, folder, options.evaluation, options.ood)
     return [
-        Job(name, method, replace(recipes[method.engine], seed=seed), *rest)
+        Job(name, method, replace(recipes[name], seed=seed), *rest)
         for seed in seeds
         for name, method in methods.items()
     ]
@@ -204,11 +199,11 @@ def _record(command: str, options: CompareOptions, prepared: Prepared) -> dict[s
     }
 
 
-def _result(run: EvaluatedRun, method: Method, recipes: Mapping[str, Recipe]) -> dict[str, Any]:
+def _result(run: EvaluatedRun, method: Method, recipe: Recipe, usual: Recipe) -> dict[str, Any]:
     """Return the results of a run, without what is only for plots."""
-    found, recipe = run.evaluation, recipes[method.engine]
+    found = run.evaluation
     return {
-        **({"recipe": config.encode(recipe)} if recipe != recipes["backprop"] else {}),
+        **({"recipe": config.encode(recipe)} if recipe != usual else {}),
         "name": run.method,
         "seed": run.seed,
         "method": config.encode(method),

@@ -54,7 +54,7 @@ def command(words: list[str]) -> Callable[[], None]:
     method, changes = _method(name, settings.pop("method", None))
     method = engine_chosen(method, flags, settings, flag_of(flags, "method.engine") or changes.get("engine"))
     kind = _options_class(method)
-    default = kind(*with_preset(flags, settings, method.engine), method)
+    default = kind(*with_preset(flags, settings, method), method)
     options = parse(kind, flags, f"fit {method_name(method)}", default, {**settings, "method": changes})
     return lambda: _train(options.task, options.method, options.recipe, options.json)
 

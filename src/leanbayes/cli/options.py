@@ -148,10 +148,10 @@ def _escaped_errors(words: list[str]) -> Iterator[None]:
             print(printable(line), file=sys.stderr)
 
 
-def with_preset(words: list[str], settings: Mapping[str, Any], engine: str = "backprop") -> tuple[Task, Recipe]:
-    """Return the preset of the data set that the flags or the config file name, for methods with this engine."""
+def with_preset(words: list[str], settings: Mapping[str, Any], method: Method | None = None) -> tuple[Task, Recipe]:
+    """Return the preset of the data set that the flags or the config file name, for a method."""
     data, root = _data_of(words, settings)
-    settings_of_data = preset(data, root, engine)
+    settings_of_data = preset(data, root, method)
     own = {field.name for field in dataclasses.fields(Task)}
     task = {name: value for name, value in settings_of_data.items() if name in own}
     recipe = {name: value for name, value in settings_of_data.items() if name not in own}

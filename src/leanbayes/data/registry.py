@@ -16,7 +16,8 @@ from leanbayes.data.reading import Root, data_root
 from leanbayes.data.segmentation import load_segmentation
 from leanbayes.data.tabular import TABLE_ENDINGS, UCI_FILES, load_gap, load_table, load_toy, load_uci
 from leanbayes.errors import LeanBayesError
-from leanbayes.model.defaults import defaults
+from leanbayes.model.defaults import defaults, defaults_of
+from leanbayes.model.method import Method
 
 _MADE = {"toy": load_toy, "gap": load_gap}
 NAMES = tuple(sorted([*IMAGE_SETS, *UCI_FILES, *_MADE]))
@@ -99,16 +100,17 @@ def task_of(name: str | Path, root: Root = None) -> Task:
 
 
 @checked()
-def preset(name: str | Path, root: Root = None, engine: str = "backprop") -> dict[str, Any]:
+def preset(name: str | Path, root: Root = None, method: Method | None = None) -> dict[str, Any]:
     """Return the training settings of a data set that apply unless a flag or a config file changes them.
 
     Small images have their own network, epochs and learning rate, and other data sets those of their kind of task. The
-    temperature is that of `lb.fit`: the default of the engine for the kind of task.
+    temperature is that of `lb.fit`: the default of the method for the kind of task.
 
     Args:
         name: name or path of a data set, as for `load`.
         root: folder of all data sets. None means the environment variable LEANBAYES_DATA.
-        engine: the engine of the method. ivon has its own optimizer and learning rate.
+        method: the method, whose engine is not auto. ivon has its own optimizer and learning rate. None means one with
+            the engine backprop.
 
     Returns:
         Values of `model` and of some settings of `Recipe`, by name.
@@ -119,9 +121,10 @@ def preset(name: str | Path, root: Root = None, engine: str = "backprop") -> dic
         'mlp'
     """
     settings = dict(_preset(name, root))
-    known = defaults(engine, task_of(name, root) != "regression")
+    classes = task_of(name, root) != "regression"
+    known = defaults("backprop", classes) if method is None else defaults_of(method, classes)
     settings["temperature"] = known.temperature
-    if engine == "ivon":
+    if method is not None and method.engine == "ivon":
         settings.pop("optimizer", None)
         settings["lr"] = known.lr
     return settings

@@ -20,7 +20,7 @@ from leanbayes.engines.base import Engine, OptimizerSettings, likelihood_paramet
 from leanbayes.errors import LeanBayesError, UnsupportedOperation
 from leanbayes.likelihoods import Gaussian
 from leanbayes.model.bayesian import BayesianModel
-from leanbayes.model.defaults import defaults_for
+from leanbayes.model.defaults import defaults
 from leanbayes.model.objective import unwrap
 from leanbayes.posteriors import Posterior
 from leanbayes.posteriors.base import DiagonalGaussian
@@ -103,7 +103,7 @@ class IVON(torch.optim.Optimizer):
                 "engine='ivon', such as lb.MeanField(engine='ivon')."
             )
         if lr is None:
-            lr = defaults_for("ivon", bnn.likelihood).lr
+            lr = defaults("ivon", bnn.likelihood.has_logits).lr
         assert lr is not None
         labels = 1.0 if labels_per_example is None else labels_per_example
         _check_arguments(lr, num_data, temperature, betas, hess_init, weight_decay, scale_lr, labels)

@@ -43,9 +43,15 @@ def defaults(engine: str, classes: bool) -> Defaults:
     return known.get(engine, known["backprop"])
 
 
-def defaults_for(engine: str, likelihood: Likelihood) -> Defaults:
-    """Return the defaults of an engine for a likelihood."""
-    return defaults(engine, likelihood.has_logits)
+def defaults_of(method: Method, classes: bool) -> Defaults:
+    """Return the defaults of a method: those of its engine, and its own temperature if it has one."""
+    found, own = defaults(method.engine, classes), method.default_temperature
+    return found if own is None else found._replace(temperature=own)
+
+
+def defaults_for(method: Method, likelihood: Likelihood) -> Defaults:
+    """Return the defaults of a method for a likelihood."""
+    return defaults_of(method, likelihood.has_logits)
 
 
 def with_engine(method: M, color_classes: bool = False) -> M:

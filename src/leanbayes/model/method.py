@@ -101,6 +101,7 @@ class Method:
             and the command line use ivon for classes of color images, and all else is backprop.
         bayesian_weights: Whether weights move from the network into a posterior.
         has_kl: Whether its posterior has a KL that is trained, which the temperature of the recipe weighs.
+        default_temperature: The temperature that its paper needs; None for the default of the engine.
         chooses_parameters: Whether `selected`, and not the user, says which parameters are Bayesian. None is a weight.
 
     Example:
@@ -113,6 +114,7 @@ class Method:
     engine: str = "backprop"
     bayesian_weights: bool = True
     has_kl: bool = True
+    default_temperature: float | None = None
     chooses_parameters: bool = False
 
     @property

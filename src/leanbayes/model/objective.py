@@ -77,7 +77,7 @@ def elbo_loss(
     bnn = unwrap(model)
     used = bnn.likelihood if likelihood is None else _checked_likelihood(bnn, likelihood)
     if temperature is None:
-        temperature = defaults_for(bnn.method.engine, used).temperature
+        temperature = defaults_for(bnn.method, used).temperature
     _check_arguments(bnn, x, y, num_data, temperature, samples, over)
     if isinstance(x, Mapping) and x.get("labels") is y:  # a network of transformers would compute a loss of its own
         x = {name: value for name, value in x.items() if name != "labels"}

@@ -133,7 +133,7 @@ def fit(
     used = likelihood or data.likelihood()
     own_optimizer = any(getattr(changed, name) != getattr(Recipe(), name) for name in OF_BACKPROP)
     method = with_engine(method, data.has_color_classes and used.has_logits and not own_optimizer)
-    changed = changed.for_task(method.engine, used)
+    changed = changed.for_task(method, used)
     trackers = checked_trackers(log_with, folder)
 
     def train(temperature: float, folder: Path | None, overwrite: bool = overwrite) -> tuple[BayesianModel, float]:

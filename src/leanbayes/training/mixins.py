@@ -33,7 +33,7 @@ class _Loop:
         self, bnn: BayesianModel, num_data: int, temperature: float | None, labels_per_example: float | None
     ) -> None:
         if temperature is None:
-            temperature = defaults_for(bnn.method.engine, bnn.likelihood).temperature
+            temperature = defaults_for(bnn.method, bnn.likelihood).temperature
         stages = bnn.method.stages()
         if len(stages) > 1:
             raise LeanBayesError(
@@ -238,7 +238,7 @@ class LightningMixin:
         super().__init__()
         self.bnn = model
         self._loop = _Loop(model, num_data, temperature, labels_per_example)
-        default = defaults_for(model.method.engine, model.likelihood).lr
+        default = defaults_for(model.method, model.likelihood).lr
         self._lr, self._samples = (1e-3 if default is None else default) if lr is None else lr, samples
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:

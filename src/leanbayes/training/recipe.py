@@ -13,6 +13,7 @@ from leanbayes.errors import LeanBayesError
 from leanbayes.likelihoods import Likelihood
 from leanbayes.model.bayesian import BayesianModel
 from leanbayes.model.defaults import defaults_for
+from leanbayes.model.method import Method
 
 
 def _setting(default: Any, *, whole_run: bool = False, free_on_resume: bool = False, **metadata: Any) -> Any:
@@ -195,11 +196,11 @@ class Recipe:
         done = (step - rise) / max(steps - rise, 1) if step > rise else 0.0
         return temperature + done * (self.temperature_end - temperature)
 
-    def for_task(self, engine: str, likelihood: Likelihood) -> Self:
-        """Return the recipe with the temperature that an engine has by default for a likelihood, unless it is set."""
+    def for_task(self, method: Method, likelihood: Likelihood) -> Self:
+        """Return the recipe with the temperature that a method has by default for a likelihood, unless it is set."""
         if self.temperature is not None:
             return self
-        return self.changed({"temperature": defaults_for(engine, likelihood).temperature})
+        return self.changed({"temperature": defaults_for(method, likelihood).temperature})
 
     def optimizers(
         self, bnn: BayesianModel, num_data: int, *, keep_std: bool = False, labels_per_example: float | None = None
@@ -216,7 +217,7 @@ class Recipe:
             LeanBayesError: No parameter of the model requires a gradient, or the engine cannot train this posterior.
         """
         names = ("optimizer", "lr", "weight_decay", "scale_lr", "hess_init")
-        temperature = self.for_task(bnn.method.engine, bnn.likelihood).temperature
+        temperature = self.for_task(bnn.method, bnn.likelihood).temperature
         if temperature == "auto":
             raise LeanBayesError("temperature='auto' is chosen by lb.fit: give a number here.")
         settings = {name: getattr(self, name) for name in names} | {"temperature": temperature}

@@ -20,7 +20,7 @@ class SBP(Method):
 
     All weights of an input have the same random factor θ, with a truncated log-normal posterior and a log-uniform
     prior. After the last step, inputs with a signal-to-noise ratio E[θ]/std[θ] below a limit are set to zero, and only
-    the others are stored. Train with temperature=1, as the paper does: at a lower temperature less is pruned.
+    the others are stored. The default temperature is 1, as in the paper: at a lower one less is pruned.
 
     Paper: Neklyudov et al. (2017), "Structured Bayesian Pruning via Log-Normal Multiplicative Noise".
 
@@ -31,7 +31,7 @@ class SBP(Method):
         samples: number of Monte Carlo samples of a prediction.
 
     Example:
-        >>> bnn = lb.fit(network, lb.SBP(), train_set, epochs=30, temperature=1.0)
+        >>> bnn = lb.fit(network, lb.SBP(), train_set, epochs=30)
         >>> lb.save(bnn, "model.safetensors")  # only the inputs that are not pruned
     """
 
@@ -39,6 +39,7 @@ class SBP(Method):
     init_std: float = 0.01
     rule: Literal["sample", "mean"] = "sample"
     samples: int = 30
+    default_temperature = 1.0
 
     def __post_init__(self) -> None:
         check_choices(self, rule=Literal["sample", "mean"])

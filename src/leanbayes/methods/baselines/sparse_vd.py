@@ -19,8 +19,8 @@ class SparseVD(Method):
     """Sparse variational dropout: Gaussian weights with a log-uniform prior, most of which are pruned at the end.
 
     The prior drives α = σ²/μ² of weights that the data do not need to infinity. After the last step, weights with
-    log α above a limit are set to zero, and only the others are stored. Train with temperature=1, as the paper does: at
-    a lower temperature fewer weights are pruned.
+    log α above a limit are set to zero, and only the others are stored. The default temperature is 1, as in the
+    paper: at a lower one fewer weights are pruned.
 
     Paper: Molchanov et al. (2017), "Variational Dropout Sparsifies Deep Neural Networks".
 
@@ -32,7 +32,7 @@ class SparseVD(Method):
         samples: number of Monte Carlo samples of a prediction.
 
     Example:
-        >>> bnn = lb.fit(network, lb.SparseVD(), train_set, epochs=30, temperature=1.0)
+        >>> bnn = lb.fit(network, lb.SparseVD(), train_set, epochs=30)
         >>> lb.save(bnn, "model.safetensors")  # only the weights that are not pruned
     """
 
@@ -41,6 +41,7 @@ class SparseVD(Method):
     relative: bool = True
     rule: str = "local"
     samples: int = 30
+    default_temperature = 1.0
 
     def __post_init__(self) -> None:
         if not math.isfinite(self.log_alpha):
