@@ -12,6 +12,7 @@ BIN := $(VENV)/bin
 TEST := OMP_NUM_THREADS=1 MKL_NUM_THREADS=1 PYTHONDONTWRITEBYTECODE=
 # Each worker runs the tests of its own files, which share fixtures; a worker that is done takes tests from the others.
 WORKERS := -n logical --dist worksteal
+ONLY ?= *
 DEMO := --seeds 5 --jobs 2 --evaluation.no-pruning --overwrite
 PIP_INSTALL := -m pip install --quiet --disable-pip-version-check -c constraints.txt
 
@@ -47,13 +48,8 @@ format: $(VENV)/.stamp ## format all code
 bench: $(VENV)/.stamp ## measure a training step relative to the deterministic network
 	$(BIN)/python benchmarks/step.py
 
-experiments: $(VENV)/.stamp ## run the long experiments (needs LEANBAYES_DATA and a GPU), and write docs/results.md
-	$(BIN)/leanbayes fit mean-field --data cifar10 --model resnet-20 --epochs 60 --batch-size 256 --optimizer sgd --lr 0.1 \
-	  --weight-decay 5e-4 --temperature 0.008 --precision bf16 --compile --channels-last --method.prior.scale 0.1 \
-	  --method.init-std 0.001 --method.no-relative --out runs/cifar10-resnet-20
-	for file in experiments/*.yaml; do name=$$(basename $$file .yaml); \
-	  $(BIN)/leanbayes compare --config $$file --out runs/$$name --json > experiments/results/$$name.json || exit 1; done
-	$(BIN)/python experiments/tables.py
+experiments: $(VENV)/.stamp ## make the experiments' results that are missing (ONLY=PATTERN chooses), then the pages
+	$(BIN)/python experiments/reproduce.py --only '$(ONLY)'
 
 docs: $(VENV)/.stamp $(DOCS_VENV)/.stamp ## run the tutorials, and write the documentation site to site/
 	rm -rf build/pages

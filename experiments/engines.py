@@ -6,12 +6,13 @@ python experiments/engines.py laplace --start trained.safetensors --out experime
 
 Rows: `sgd` (a plain network), `ivon` and `backprop` (mean-field by both engines), `ssvi-ivon`, `pbn-ivon`, and
 `ivon-opt`, the published optimizer in a plain loop. The baselines of the papers have rows too: `ensemble`,
-`mc-dropout`, `batch-ensemble`, `rank-1`, `rank-1-cauchy`, `lp-bnn`, `abnn`, `sngp`, `swa`, `swag`, `csgmcmc`, `vbll`,
-and after training `laplace` (a diagonal, by samples), `laplace-adjoint` (the same, linearized), `laplace-last` (the
-full covariance of the last layer) and `std-search`. With --start these only fit the posterior to the network of an
-`sgd` row, which --save-model wrote. Every row is scored with the running statistics of BatchNorm that training leaves,
-and with statistics that are refreshed under the posterior; with and without a temperature that is fitted to held-out
-images. The file is written at the end of the training.
+`mc-dropout`, `batch-ensemble`, `packed-ensemble`, `mimo`, `rank-1`, `rank-1-cauchy`, `lp-bnn`, `abnn`, `sngp`,
+`sparse-vd`, `sbp`, `aeb`, `swa`, `swag`, `csgmcmc`, `vbll`, and after training `laplace` (a diagonal, by samples),
+`laplace-adjoint` (the same, linearized), `laplace-last` (the full covariance of the last layer), `laplace-kron` (its
+Kronecker factors) and `std-search`. With --start these only fit the posterior to the network of an `sgd` row, which
+--save-model wrote. Every row is scored with the running statistics of BatchNorm that training leaves, and with
+statistics that are refreshed under the posterior; with and without a temperature that is fitted to held-out images.
+Corrupted test images and OOD images are scored too (`shifted.py`). The file is written at the end of the training.
 """
 
 import argparse
@@ -26,10 +27,12 @@ from typing import Any
 import torch
 from arguments import command_of, run_script
 from safetensors.torch import save_file
+from shifted import ood_scores, shift_scores
 from torch import Tensor, nn
 
 import leanbayes as lb
 from leanbayes.data import Batches, Data, load
+from leanbayes.evaluation.cost import count_flops
 from leanbayes.networks import build
 from leanbayes.training import Recipe
 from leanbayes.training.record import machine, versions, write_json
@@ -46,6 +49,9 @@ METHODS: dict[str, Callable[[argparse.Namespace], lb.Method]] = {
     "laplace-last": lambda args: lb.Laplace(
         "last-layer", "full", prior_from="held-out", pretrain=args.start is None, seed=args.seed
     ),
+    "laplace-kron": lambda args: lb.Laplace(
+        "last-layer", "kronecker", estimate="exact", prior_from="held-out", pretrain=args.start is None
+    ),
     "std-search": lambda args: lb.StdSearch(pretrain=args.start is None),
     "ivon": lambda args: lb.MeanField(engine="ivon", prior=prior_of(args)),
     "backprop": lambda args: lb.MeanField(init_std=1e-3, relative=False),
@@ -54,13 +60,18 @@ METHODS: dict[str, Callable[[argparse.Namespace], lb.Method]] = {
     "ensemble": lambda args: lb.Ensemble(args.members),
     "mc-dropout": lambda args: lb.MCDropout(0.1),
     "batch-ensemble": lambda args: lb.BatchEnsemble(args.members),
+    "packed-ensemble": lambda args: lb.PackedEnsemble(args.members),
+    "mimo": lambda args: lb.MIMO(),
     "rank-1": lambda args: lb.RankOne(args.members),
     "rank-1-cauchy": lambda args: lb.RankOne(args.members, distribution="cauchy"),
     "lp-bnn": lambda args: lb.LPBNN(args.members),
     "abnn": lambda args: lb.ABNN(pretrain=args.pretrain),
     "sngp": lambda args: lb.SNGP(),
+    "sparse-vd": lambda args: lb.SparseVD(),
+    "sbp": lambda args: lb.SBP(),
+    "aeb": lambda args: lb.AEB(args.density),
 }
-AFTER_TRAINING = ("laplace", "laplace-adjoint", "laplace-last", "std-search")
+AFTER_TRAINING = ("laplace", "laplace-adjoint", "laplace-last", "laplace-kron", "std-search")
 
 
 def prior_of(args: argparse.Namespace) -> lb.Normal:
@@ -86,6 +97,8 @@ def options() -> argparse.Namespace:
     parser.add_argument("--members", type=int, default=4, help="number of members of an ensemble")
     parser.add_argument("--all-images", action="store_true", help="train on the held-out images too")
     parser.add_argument("--samples", type=int, default=30)
+    parser.add_argument("--shift-examples", type=int, default=1000, help="test images per corruption, 0 for none")
+    parser.add_argument("--ood-examples", type=int, default=10_000, help="images per OOD data set, 0 for none")
     parser.add_argument("--precision", choices=("fp32", "bf16"), default="bf16")
     parser.add_argument("--compile", action="store_true")
     parser.add_argument("--seed", type=int, default=0)
@@ -115,7 +128,8 @@ def main() -> None:
     seconds = time.monotonic() - started
     scores = {"running": score(args, bnn, data, device)}
     refresh(args, bnn, data, device)
-    scores["refreshed"] = score(args, bnn, data, device, args.save_probs)
+    scores["refreshed"] = score(args, bnn, data, device, args.save_probs, shifted=True)
+    state["predict_flops"] = flops_of_prediction(args, bnn, data, device)
     with tempfile.TemporaryDirectory() as folder:
         path = args.save_model or Path(folder) / "model.safetensors"
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -230,13 +244,21 @@ def refresh(args: argparse.Namespace, bnn: lb.BayesianModel, data: Data, device:
 
 
 def score(
-    args: argparse.Namespace, bnn: lb.BayesianModel, data: Data, device: torch.device, save_probs: Path | None = None
+    args: argparse.Namespace,
+    bnn: lb.BayesianModel,
+    data: Data,
+    device: torch.device,
+    save_probs: Path | None = None,
+    shifted: bool = False,
 ) -> dict[str, Any]:
     """Score held-out and test images, and test images with a temperature that is fitted to the held-out ones."""
 
+    def predict(batches: Iterable[Outputs]) -> Outputs:
+        return predictions(args, bnn, batches, device)
+
     def outputs(dataset: Any) -> Outputs:
         batches = Batches(dataset, 1000, device=device, normalize=data.normalize, channels_last=device.type == "cuda")
-        return predictions(args, bnn, batches.epoch(), device)
+        return predict(batches.epoch())
 
     held_out, test = outputs(data.validation), outputs(data.test)
     if save_probs:
@@ -251,11 +273,28 @@ def score(
         )
     temperature = fitted_temperature(*held_out)
     scaled = (test[0].log() / temperature).softmax(1), test[1]
+    more: dict[str, Any] = {}
+    if shifted and args.shift_examples:
+        more["corrupted"] = shift_scores(predict, data, args.shift_examples, device)
+    if shifted and args.ood_examples:
+        more["ood"] = ood_scores(predict, data, test[0], args.ood_examples, args.root, device)
     return {
         "held_out": metrics(*held_out),
         "test": metrics(*test),
         "test_with_temperature": {"temperature": temperature, **metrics(*scaled)},
+        **more,
     }
+
+
+def flops_of_prediction(args: argparse.Namespace, bnn: lb.BayesianModel, data: Data, device: torch.device) -> float:
+    """Return the FLOPs to predict one image, with all samples or members."""
+    x = Batches(data.test, 2, device=device, shuffle=False, normalize=data.normalize).epoch()
+    return count_flops(bnn, next(x)[0], samples_of(args, bnn)).dense / 2
+
+
+def samples_of(args: argparse.Namespace, bnn: lb.BayesianModel) -> int | None:
+    """Return the number of samples of a prediction. None is the number of members, or one pass."""
+    return args.samples if bnn.members is None and bnn.method.rule != "mean" else None
 
 
 @torch.no_grad()
@@ -267,8 +306,7 @@ def predictions(
     for number, (x, y) in enumerate(batches):
         generator = torch.Generator().manual_seed(1000 * args.seed + number)
         with torch.autocast(device.type, torch.bfloat16, enabled=args.precision == "bf16"):
-            samples = args.samples if bnn.members is None and bnn.method.rule != "mean" else None
-            probs.append(bnn.predict(x, samples, generator=generator).probs.double().cpu())
+            probs.append(bnn.predict(x, samples_of(args, bnn), generator=generator).probs.double().cpu())
         labels.append(y.cpu())
     return torch.cat(probs).clamp_min(1e-12), torch.cat(labels)
 

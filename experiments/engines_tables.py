@@ -17,11 +17,25 @@ NAMES = {
     "ensemble": "deep ensemble",
     "mc-dropout": "MC dropout",
     "batch-ensemble": "BatchEnsemble",
+    "packed-ensemble": "packed ensemble",
+    "mimo": "MIMO",
     "rank-1": "rank-1 network, Gaussian factors",
     "rank-1-cauchy": "rank-1 network, Cauchy factors",
     "lp-bnn": "LP-BNN",
     "abnn": "ABNN",
     "sngp": "SNGP",
+    "sparse-vd": "sparse variational dropout",
+    "sbp": "structured Bayesian pruning",
+    "aeb": "AEB, {density} of the weights",
+    "vbll": "VBLL",
+    "swa": "SWA",
+    "swag": "SWAG",
+    "csgmcmc": "cyclical SGMCMC",
+    "laplace": "Laplace, diagonal",
+    "laplace-adjoint": "Laplace, diagonal, one pass",
+    "laplace-last": "Laplace, last layer, full",
+    "laplace-kron": "Laplace, last layer, Kronecker",
+    "std-search": "std search",
 }
 
 
@@ -43,9 +57,9 @@ def trained_table(records: Sequence[dict[str, Any]], ensembles: Sequence[dict[st
     """Format the trainings on images: one row per kind of training, means over seeds."""
     groups: dict[tuple[Any, ...], list[dict[str, Any]]] = {}
     order = list(NAMES)
-    for record in sorted(records, key=lambda one: (*_task(one)[:2], -_task(one)[2], order.index(one["row"]))):
-        groups.setdefault((_task(record), _name(record)), []).append(record)
-    sizes = {_task(record): record["ensembles"] for record in ensembles}
+    for record in sorted(records, key=lambda one: (*task_of(one)[:2], -task_of(one)[2], order.index(one["row"]))):
+        groups.setdefault((task_of(record), name_of(record)), []).append(record)
+    sizes = {task_of(record): record["ensembles"] for record in ensembles}
     lines = [
         "| data, network, images, epochs | trained by | accuracy | NLL | ECE | NLL, running statistics | "
         "NLL, temperature fitted | temperature | plain networks with this NLL | seeds |",
@@ -55,20 +69,20 @@ def trained_table(records: Sequence[dict[str, Any]], ensembles: Sequence[dict[st
         scores = [run["scores"]["refreshed"] for run in runs]
         # Without held-out images no temperature can be fitted.
         fitted = not runs[0]["settings"]["all_images"]
-        scaled = _mean(one["test_with_temperature"]["nll"] for one in scores)
+        scaled = mean(one["test_with_temperature"]["nll"] for one in scores)
         numbers = [
-            f"{_mean(one['test']['accuracy'] for one in scores):.2%}",
-            f"{_mean(one['test']['nll'] for one in scores):.4f}",
-            f"{_mean(one['test']['ece'] for one in scores):.4f}",
-            f"{_mean(run['scores']['running']['test']['nll'] for run in runs):.4f}",
+            f"{mean(one['test']['accuracy'] for one in scores):.2%}",
+            f"{mean(one['test']['nll'] for one in scores):.4f}",
+            f"{mean(one['test']['ece'] for one in scores):.4f}",
+            f"{mean(run['scores']['running']['test']['nll'] for run in runs):.4f}",
             f"{scaled:.4f}" if fitted else "",
-            f"{_mean(one['test_with_temperature']['temperature'] for one in scores):.2f}" if fitted else "",
+            f"{mean(one['test_with_temperature']['temperature'] for one in scores):.2f}" if fitted else "",
             equivalent(scaled, sizes[task]) if fitted and task in sizes else "",
             str(len(runs)),
         ]
         data, model, images, epochs = task
         lines.append(f"| {data}, {model}, {images:,}, {epochs} | {name} | {' | '.join(numbers)} |")
-    return "\n".join([*_head(records[0], "experiments/engines.py, one file per row and seed"), *lines])
+    return "\n".join([*head(records[0], "experiments/engines.py, one file per row and seed"), *lines])
 
 
 def equivalent(nll: float, sizes: Sequence[dict[str, Any]]) -> str:
@@ -90,21 +104,23 @@ def ensembles_table(records: Sequence[dict[str, Any]]) -> str:
         "|---|---:|---:|---:|---:|---:|---:|",
     ]
     for record in records:
-        data, model, images, epochs = _task(record)
+        data, model, images, epochs = task_of(record)
         for size in record["ensembles"]:
             plain, scaled = size["test"], size["test_with_temperature"]
             numbers = f"{plain['accuracy']:.2%} | {plain['nll']:.4f} | {plain['ece']:.4f} | {scaled['nll']:.4f}"
             row = f"{data}, {model}, {images:,}, {epochs} | {size['members']} | {numbers}"
             lines.append(f"| {row} | {scaled['temperature']:.2f} |")
-    return "\n".join([*_head(records[0], "experiments/ensembles.py"), *lines])
+    return "\n".join([*head(records[0], "experiments/ensembles.py"), *lines])
 
 
-def _task(record: dict[str, Any]) -> tuple[str, str, int, int]:
+def task_of(record: dict[str, Any]) -> tuple[str, str, int, int]:
+    """Return the data set, the network, and the numbers of images and epochs of a result file."""
     settings = record["settings"]
     return settings["data"], settings["model"], settings["num_data"], settings["epochs"]
 
 
-def _name(record: dict[str, Any]) -> str:
+def name_of(record: dict[str, Any]) -> str:
+    """Return the method of a result file, with what differs from the usual settings."""
     settings = record["settings"]
     name = NAMES[record["row"]].format(density=f"{100 * settings['density']:g} %")
     # What differs from the settings of the page.
@@ -121,12 +137,12 @@ def small_table(record: dict[str, Any]) -> str:
     for result in record["results"]:
         name = f"{result['examples']:,} digits" if result["examples"] else f"{result['data']} (RMSE)"
         first = "accuracy" if "accuracy" in result["scores"][0] else "rmse"
-        value, nll = (_mean(one[key] for one in result["scores"]) for key in (first, "nll"))
+        value, nll = (mean(one[key] for one in result["scores"]) for key in (first, "nll"))
         shown = f"{value:.2%}" if first == "accuracy" else f"{value:.2f}"
         cases.setdefault(name, {})[result["row"]] = f"{shown}, {nll:.3f}"
     lines = [f"| accuracy or RMSE, NLL | {' | '.join(rows)} |", "|---|" + "---:|" * len(rows)]
     lines += [f"| {name} | {' | '.join(cells.get(row, '') for row in rows)} |" for name, cells in cases.items()]
-    return "\n".join([*_head(record, record["command"]), *lines])
+    return "\n".join([*head(record, record["command"]), *lines])
 
 
 def temperature_table(record: dict[str, Any]) -> str:
@@ -134,7 +150,7 @@ def temperature_table(record: dict[str, Any]) -> str:
     results, cases = record["results"], dict[tuple[str, str], dict[float, str]]()
     temperatures = sorted({one["temperature"] for one in results}, reverse=True)
     for one in results:
-        means = {key: _mean(scores[key] for scores in one["scores"]) for key in one["scores"][0]}
+        means = {key: mean(scores[key] for scores in one["scores"]) for key in one["scores"][0]}
         shown = f"{means['accuracy']:.1%}" if "accuracy" in means else f"{means['rmse']:.2f}"
         shown += f", {means['nll']:.3f}" + (f", {means['noise_auroc']:.1%}" if "noise_auroc" in means else "")
         place = temperatures[0] if one["method"] == "plain" else one["temperature"]
@@ -143,14 +159,16 @@ def temperature_table(record: dict[str, Any]) -> str:
     lines.append("|---|" + "---:|" * len(temperatures))
     for (case, method), cells in cases.items():
         lines.append(f"| {case}: {method} | {' | '.join(cells.get(one, '') for one in temperatures)} |")
-    return "\n".join([*_head(record, record["command"]), *lines])
+    return "\n".join([*head(record, record["command"]), *lines])
 
 
-def _head(record: dict[str, Any], command: str) -> list[str]:
+def head(record: dict[str, Any], command: str) -> list[str]:
+    """Return the line above a table: what wrote it, and where."""
     found = record["machine"]
     where = ", ".join(found["gpus"]) or f"{found['processor']}, {found['cores']} cores"
     return [f"`{command}` ({where}, torch {record['versions']['torch']})\n"]
 
 
-def _mean(values: Any) -> float:
+def mean(values: Any) -> float:
+    """Return the mean of some numbers."""
     return statistics.fmean(values)

@@ -24,7 +24,7 @@ from typing import Any
 import torch
 from arguments import named_path, run_script
 from headline_rows import ONE_PASS, name_of
-from mean_network import best_temperature, mean_logits, thinned
+from mean_network import best_temperature, best_temperature_of_samples, mean_logits, thinned
 from sharing_files import Arguments, Evaluator
 from stored import read
 from torch import Tensor, nn
@@ -47,6 +47,7 @@ from leanbayes.training.record import machine, versions, without_places, write_j
 ALL_OF_SVHN = 26_032
 PLAIN, TEMPERATURE, MEMBERS, SAMPLES = "plain", "temperature", "members", "{} samples"  # prediction modes
 BY_LABELS = f"{ONE_PASS}, by labels"
+SCALED = f", {TEMPERATURE}"  # the end of the name of samples whose logits are divided by a temperature
 SETTINGS = ("samples", "file_samples", "calibration", "examples", "shift_examples", "ood", "ood_examples", "seed")
 PRINTED = ("accuracy", "nll", "ece", "brier")
 
@@ -146,6 +147,19 @@ class Tempered(nn.Module):
         return self.network(x) / self.temperature
 
 
+def divide_logits(bnn: lb.BayesianModel, temperature: float) -> None:
+    """Let predictions by samples divide the logits of each sample by a temperature."""
+    usual = bnn.likelihood.accumulator
+
+    def accumulator() -> Any:
+        made = usual()
+        add = made.update
+        made.update = lambda output: add(output / temperature)
+        return made
+
+    bnn.likelihood.accumulator = accumulator  # type: ignore[method-assign]
+
+
 # -- scoring ----------------------------------------------------------------------------------------------------------
 
 
@@ -155,6 +169,8 @@ def ways(subject: Subject, args: argparse.Namespace) -> Iterator[tuple[str, Row]
     if bnn.posterior.random_weights:
         rule = None if bnn.current_rule.random else "sample"
         yield SAMPLES.format(args.samples), {**sampled, "rule": rule}
+        if subject.evaluator.data.task == "classification":
+            yield SAMPLES.format(args.samples) + SCALED, {**sampled, "rule": rule}
         for way in (ONE_PASS, BY_LABELS):
             yield way, {"rule": "moments"}
         if subject.record is None and args.file_samples:
@@ -177,6 +193,10 @@ def fitted(subject: Subject, way: str) -> tuple[lb.BayesianModel, Row]:
         likelihood = copy.deepcopy(bnn.likelihood)
         network = Tempered(bnn.to_deterministic(), found).to(bnn.device)
         return lb.bayesianize(network, lb.Deterministic(), likelihood=likelihood).eval(), {"temperature": found}
+    if way.endswith(SCALED):
+        scaled, found = copy.deepcopy(bnn), sampled_temperature(bnn, evaluator, int(way.split()[0]))
+        divide_logits(scaled, found)
+        return scaled, {"temperature": found}
     if way == BY_LABELS:
         made = evaluator.by_labels(bnn)
         return made, {"moment_scale": made.moment_scale, "fitted_to": "labels"}
@@ -193,6 +213,18 @@ def temperature_of(bnn: lb.BayesianModel, evaluator: Evaluator) -> float:
     pairs = [thinned(logits, y) for logits, y in mean_logits(bnn, evaluator.batches(evaluator.data.validation))]
     logits, labels = (torch.cat(parts) for parts in zip(*pairs, strict=True))
     return best_temperature(logits, labels, ignored(bnn))
+
+
+def sampled_temperature(bnn: lb.BayesianModel, evaluator: Evaluator, samples: int) -> float:
+    """Return the temperature of samples with the lowest held-out NLL."""
+    rule = None if bnn.current_rule.random else "sample"
+    generator = torch.Generator().manual_seed(0)
+    parts, labels = [], []
+    for x, y in evaluator.batches(evaluator.data.validation):
+        found = bnn.predict(x, samples, rule=rule, keep_outputs=True, generator=generator)
+        parts.append(found.outputs.double())
+        labels.append(y)
+    return best_temperature_of_samples(torch.cat(parts, 1), torch.cat(labels))
 
 
 def row_of(subject: Subject, way: str, how: Row, args: argparse.Namespace) -> Row:

@@ -210,5 +210,5 @@ def place_of(group: Group) -> tuple[Any, ...]:
     of_file = "file" in group.rows[0]
     kinds = [number for number, kind in enumerate(ORDER) if group.name.startswith(kind) and not of_file]
     place = (of_file, *(kinds or [len(ORDER)]), group.name, sum(group.epochs), training_of(group.rows[0]))
-    samples = int(group.way.split()[0]) if group.way.endswith("samples") else 0
+    samples = int(group.way.split()[0]) if "samples" in group.way else 0
     return *place, group.way.startswith(ONE_PASS), samples, group.way

@@ -1,6 +1,7 @@
 """The headline table: all methods and prediction modes with the numbers of their papers, costs, and targets."""
 
 import math
+import statistics
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -33,11 +34,14 @@ MODES = ("cudagraphs", "compiled", "eager")  # of the benchmarks, fastest first
 KINDS = {"MeanField": "", "VDP": "", "SSVI": ", sparse", "PBN": ", partial", "WeightSharing": ", shared",
          "MCDropout": ", dropout"}  # fmt: skip
 SHORT = ("Deterministic", "Deterministic, temperature", "MC dropout, 30 samples", "Ensemble (5)",
-         "MeanField, 30 samples",
-         "MeanField, one pass, by labels", "PBN 5 %, 30 samples", "PBN 5 %, one pass, by labels",
+         "MeanField, 30 samples", "MeanField, 30 samples, temperature",
+         "MeanField, one pass, by labels", "PBN 5 %, 30 samples", "PBN 5 %, 30 samples, temperature",
+         "PBN 5 %, one pass, by labels",
          "VDP++, one pass, by labels", "SSVI 95 % (200 epochs on 99%), 30 samples",
+         "SSVI 95 % (200 epochs on 99%), 30 samples, temperature",
          "SSVI 95 % (200 epochs on 99%), one pass, by labels",
          "2DGBNN 6000 (60 + 40 epochs), one pass, by labels", "composition (500 held out), 30 samples",
+         "composition (500 held out), 30 samples, temperature",
          "composition (500 held out), one pass", "composition, for one pass, by labels")  # fmt: skip
 SUMMARY = {"plain network": "Deterministic", "Bayesian, 30 samples": "MeanField, 30 samples",
            "Bayesian, compressed, one pass": "composition (500 held out), one pass"}  # fmt: skip
@@ -64,7 +68,10 @@ NOTES = (
     "with trained σ. These settings were tried on seed 1, with its test scores in view, and reused for seed 2, with "
     "2500 images held out, whose file “for one pass” was scored with 100 samples on 1000 images only, [where one pass "
     "is better](one_pass.md#measured), and otherwise [with 30](sharing.md#measured). AUROC uses the entropy; "
-    "“corrupted” is the mean over 15 corruptions at five severities. “Numbers” counts everything in a file: labels of "
+    "“corrupted” is the mean over 15 corruptions at five severities, of 1,000 test images each. “Fitted” are the "
+    "factors of one pass, or a temperature T that divides the logits. Plain networks, mean-field, PBN, VDP++, SSVI and "
+    "the baselines are trained by SGD with a learning rate of 0.1, 2DGBNN and the compositions from a trained network "
+    "by AdamW with a learning rate of 0.0001 and no weight decay. “Numbers” counts everything in a file: labels of "
     "shared weights and positions of sparse weights, but no single bits. MB of 2DGBNN is the size of its compact "
     "file, whose scores are [nearly the same](sharing.md). Peak MB is the memory of training."
 )
@@ -130,7 +137,8 @@ class Times:
             return self.passes.get("plain network", unknown)
         if kind == "Ensemble":
             return self.passes.get(f"ensemble of {group.method['members']}", unknown)
-        way = ONE_PASS if group.way.startswith(ONE_PASS) else group.way  # the factors do not change the time
+        # Neither factors nor a temperature change the time.
+        way = ONE_PASS if group.way.startswith(ONE_PASS) else group.way.removesuffix(", temperature")
         return self.passes.get(way + KINDS[kind], unknown) if kind in KINDS else unknown
 
 
@@ -174,6 +182,7 @@ def table(task: tuple[str, str], records: Sequence[Row], groups: Sequence[Group]
         "epochs",
         "of the images",
         "temperature",
+        "fitted",
         "ms",
         "peak MB",
         "seeds",
@@ -185,7 +194,7 @@ def table(task: tuple[str, str], records: Sequence[Row], groups: Sequence[Group]
     lines.append(f"{where}, torch {records[0]['versions']['torch']}, {records[0]['examples']} test examples. {notes}\n")
     lines += header(titles)
     for group in groups:
-        paper = PAPERS.get(group.name, {}) if task == TASK and group.way != "temperature" else {}
+        paper = PAPERS.get(group.name, {}) if task == TASK and not group.way.endswith("temperature") else {}
         cells = [text for key in SCORES for text in with_paper(group, key, paper.get(key))]
         cells += [of_seeds(group, key, form) for key, (_, form) in middle.items()]
         training = times.of_training(group.method) if group.epochs else math.nan
@@ -195,6 +204,7 @@ def table(task: tuple[str, str], records: Sequence[Row], groups: Sequence[Group]
             known(training, ".2f"),
             " + ".join(map(str, group.epochs)),
             *training_data(group.rows[0]),
+            fitted(group),
             known(milliseconds, ".1f"),
             known(group.mean("train_peak_mb"), ",.0f"),
             str(len(group.rows)),
@@ -210,6 +220,8 @@ def short_table(folder: Path, benchmarks: Path) -> Iterator[str]:
     if shown:
         titles = [title for title, _ in SHORT_COLUMNS.values()] + ["MB on disk", "epochs", "ms", "seeds"]
         yield "\n".join([*header(titles), *(short_line(group, times) for group in shown.values())])
+        factors = {label: fitted(group) for label, group in shown.items()}
+        yield f"Fitted on held-out images: {'; '.join(f'{label}: {text}' for label, text in factors.items() if text)}."
 
 
 def short_line(group: Group, times: Times) -> str:
@@ -242,6 +254,16 @@ def summary_table(folder: Path, benchmarks: Path) -> Iterator[str]:
 def training_data(row: Row) -> tuple[str, str]:
     """Return the fraction of training images and the temperature; files store neither."""
     return ("", "") if "file" in row else (f"{1 - row['validation_share']:.0%}", f"{row['recipe']['temperature']:g}")
+
+
+def fitted(group: Group) -> str:
+    """Format what was fitted on held-out images, as the mean over seeds: factors of one pass, or a temperature."""
+    scales = [row["moment_scale"] for row in group.rows if "moment_scale" in row]
+    if scales:
+        mean, std = (statistics.fmean(of) for of in zip(*scales, strict=True))
+        return f"mean × {mean:.2f}, std × {std:.2f}"
+    temperatures = [row["temperature"] for row in group.rows if "temperature" in row]
+    return f"T = {statistics.fmean(temperatures):.2f}" if temperatures else ""
 
 
 def known(value: float, form: str) -> str:

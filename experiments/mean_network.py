@@ -1,7 +1,7 @@
-"""The temperature of the mean network that is best on held-out labels."""
+"""The temperature of the mean network, or of samples, that is best on held-out labels."""
 
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import torch.nn.functional as F
@@ -29,13 +29,19 @@ def thinned(logits: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def best_temperature(logits: Tensor, labels: Tensor, ignore_index: int) -> float:
-    """Minimize the NLL over T by golden section; it is convex in 1/T, so it has one minimum in log T."""
+    """Return the T with the lowest NLL of logits / T; it is convex in 1/T, so it has one minimum in log T."""
+    return _lowest(lambda t: F.cross_entropy(logits / t, labels, ignore_index=ignore_index).item())
 
-    def nll(log_temperature: float) -> float:
-        return F.cross_entropy(logits / math.exp(log_temperature), labels, ignore_index=ignore_index).item()
 
+def best_temperature_of_samples(logits: Tensor, labels: Tensor) -> float:
+    """Return the T with the lowest NLL of the mean of softmax(logits / T) over samples, the first dimension."""
+    return _lowest(lambda t: F.nll_loss((logits / t).softmax(-1).mean(0).log(), labels).item())
+
+
+def _lowest(nll: Callable[[float], float]) -> float:
+    """Minimize over T by golden section in log T."""
     golden, low, high = (math.sqrt(5) - 1) / 2, math.log(0.01), math.log(100)
     while high - low > 1e-5:
         left, right = high - golden * (high - low), low + golden * (high - low)
-        low, high = (low, right) if nll(left) < nll(right) else (left, high)
+        low, high = (low, right) if nll(math.exp(left)) < nll(math.exp(right)) else (left, high)
     return math.exp((low + high) / 2)

@@ -113,6 +113,13 @@ class Stored:
         """Return the stds outside of the toy data."""
         return ", ".join(f"{one['name']} {one['outside']['std']:.1f}" for one in self.file("pbn/toy.json")["results"])
 
+    def kolmogorov(self) -> str:
+        """Return the Kolmogorov-Smirnov statistics of weights, means over seeds."""
+        found: dict[str, list[float]] = {}
+        for one in self.file("pbn/weights.json")["results"]:
+            found.setdefault(one["name"], []).append(one["statistic"])
+        return "; ".join(f"{name} {statistics.fmean(values):.3f}" for name, values in found.items())
+
     def miou(self) -> str:
         """Return the mean IoU on CamVid."""
         return ", ".join(
@@ -130,6 +137,14 @@ class Stored:
         names = {name: name.replace("vdp, objective=", "VDP++, ") for name in methods}
         return "; ".join(
             f"{names[name]} {found[key]['mean']:{form}}" for name, found in methods.items() if key in found
+        )
+
+    def explained(self) -> str:
+        """Return Infidelity and Sensitivity-Max of the models of MNIST, on more images."""
+        methods = self.file("vdp/mnist_explained.json")["summary"]["methods"]
+        return "; ".join(
+            f"{name} {found['infidelity']['mean']:.4f} and {found['sensitivity_max']['mean']:.3f}"
+            for name, found in methods.items()
         )
 
     def vdp_cost(self) -> str:

@@ -48,6 +48,12 @@ SSVI_PAPER: dict[str, dict[float, dict[str, Any]]] = {
     },
 }
 PAPER_EPOCHS, PAPER_SAMPLES = 200, 5
+# The figures of the page: the file with their task, and their captions.
+FIGURES = {
+    "density-*.svg": ("cifar10_density", "SSVI and RigL over the density, on all test images"),
+    "init_std-*.svg": ("mnist_init_std", "SSVI and dense mean-field over the initial σ, on all test images"),
+    "overlap.svg": ("ssvi/overlap", "Intersection over union of the weights that two criteria would remove"),
+}
 OOD_SCORES = ("auroc", "aupr_out")
 WHOLE = {"svhn": 26_032}  # AUPR depends on the ratio of test to OOD examples, so that of a subset is not comparable
 
@@ -74,6 +80,39 @@ def overlap_table(record: dict[str, Any], title: str) -> str:
             lines.append(f"| `{name}` | {' | '.join(f'{value:.3f}' for value in values)} |")
     means = (statistics.fmean(one["iou"][a][b] for a, b in pairs) for one in chosen)
     return "\n".join([*lines, f"| mean of pairs | {' | '.join(f'{value:.3f}' for value in means)} |"])
+
+
+def flops_table(record: dict[str, Any]) -> str:
+    """Format the FLOPs of a step relative to a dense network, by density and by how it is distributed over layers."""
+    results = record["results"]
+    paper = {
+        density: SSVI_PAPER["cifar10"][density]["train_gflops"] / SSVI_PAPER["cifar10"][1.0]["train_gflops"]
+        for density in (0.05, 0.1)
+    }
+    lines = [
+        f"**FLOPs of a training step of {results[0]['network']}, relative to dense mean-field**\n",
+        f"`{record['command']}`: counted, not timed; only products count, and a zero weight costs nothing. "
+        "`erk` keeps small layers dense, which have many pixels; `uniform`, as in the paper, only the first one.\n",
+        '| density | paper (its table 1) | `densities="erk"`, the default | `densities="uniform"` |',
+        "|---:|---:|---:|---:|",
+    ]
+    for density in dict.fromkeys(one["density"] for one in results):
+        share = {one["densities"]: f"{one['share']:.3f}×" for one in results if one["density"] == density}
+        known = f"{paper[density]:.3f}×" if density in paper else ""
+        lines.append(f"| {density:.0%} | {known} | {share['erk']} | {share['uniform']} |")
+    return "\n".join(lines)
+
+
+def sparse_figures(results: Path) -> Iterator[str]:
+    """Format the figures with their captions."""
+    for pattern, (name, caption) in FIGURES.items():
+        record = read(results / f"{name}.json")
+        for path in sorted((results / "ssvi").glob(pattern)):
+            where = ""
+            if record:
+                task = f"{record['model']['name']} on {record['source']['name']}, seed {record['seed']}"
+                where = f" ({task}, {record['recipe']['epochs']} epochs)"
+            yield f"![{path.stem}](../experiments/results/ssvi/{path.name})\n\n{caption}{where}."
 
 
 def sparse_tables(entries: Iterable[dict[str, Any]]) -> Iterator[str]:

@@ -1,6 +1,6 @@
 """Experiments of the VDP++ paper, on runs of `leanbayes compare`.
 
-python experiments/vdp.py RUNS --out experiments/results/vdp/NAME.json --figures FOLDER
+python experiments/vdp.py RUNS ... --out experiments/results/vdp/NAME.json --figures FOLDER
 
 Every run is scored on the test data, under noise at several signal-to-noise ratios, and with more and more of its
 smallest weights set to zero; its saliency maps are scored by Infidelity and Sensitivity-Max if captum is installed. The
@@ -68,7 +68,7 @@ Given = list[tuple[Tensor, Tensor]]
 def options() -> argparse.Namespace:
     """Parse the command line."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "", allow_abbrev=False)
-    parser.add_argument("runs", type=Path, help="folder of leanbayes compare or of one run")
+    parser.add_argument("runs", type=Path, nargs="+", help="folders of leanbayes compare or of one run")
     parser.add_argument("--out", type=Path, help="JSON file to write")
     parser.add_argument("--figures", type=Path, help="folder for the figures (SVG)")
     parser.add_argument("--root", type=Path, help="folder with the data sets")
@@ -360,11 +360,11 @@ def table(results: Sequence[dict[str, Any]]) -> str:
 def main() -> None:
     """Evaluate and compare all runs, write and print the results."""
     args = options()
-    places = folders(args.runs)
+    places = [place for given in args.runs for place in folders(given)]
     records = [read_record(place)["config"] for place in places]
     tasks = [(record["source"], record["model"]) for record in records]
     if any(task != tasks[0] for task in tasks):
-        raise LeanBayesError(f"The runs in {args.runs} differ in data set or network: give runs of one task.")
+        raise LeanBayesError("The runs differ in data set or network: give runs of one task.")
     names = names_of(config.decode(record["method"]) for record in records)
     evaluator: Evaluator | None = None
     results = []
@@ -380,7 +380,7 @@ def main() -> None:
     if args.out is not None:
         source = {**records[0]["source"], "name": Path(records[0]["source"]["name"]).name}
         found = {
-            "command": command_of("vdp", args, [args.runs.resolve().name]),
+            "command": command_of("vdp", args, [path.resolve().name for path in args.runs]),
             "seed": args.seed,
             "seeds": sorted({result["seed"] for result in results}),
             "source": source,
@@ -390,6 +390,7 @@ def main() -> None:
             "machine": machine(),
             "examples": min(args.examples, len(evaluator.data.test)),  # type: ignore[arg-type]
             "samples": args.samples,
+            "explained": evaluator.explained,
             "notes": evaluator.notes,
             "results": results,
             "summary": summary_of(results),

@@ -108,8 +108,8 @@ def train(
 
     SSVI exchanges active weights after each second step, by the examples of all processes.
     """
-    x, y = data()
-    training = lb.Training(bnn, 100, NUM_DATA, lambda: [data()], [optimizer], batch=(x[part], y[part]))
+    x, y = (tensor.to(bnn.device) for tensor in data())
+    training = lb.Training(bnn, 100, NUM_DATA, lambda: [(x, y)], [optimizer], batch=(x[part], y[part]))
     for step in range(first, first + steps):
         optimizer.zero_grad()
         loss = lb.elbo_loss(bnn, x[part], y[part], num_data=NUM_DATA)
@@ -258,7 +258,8 @@ class Process:
                     lb.elbo_loss(bnn, x, y, num_data=NUM_DATA).backward()
             found[name] = {"gathered": counted.gathered, "reduced": counted.reduced}
             if name != "plain":
-                held = [*bnn.parameters(), *bnn.posterior.buffers()]
+                buffers = dict(bnn.posterior.named_buffers())  # spans are one number for 65,536 weights
+                held = [*bnn.parameters(), *(b for name, b in buffers.items() if not name.endswith("spans"))]
                 found[name]["parameters"] = sum(local_part(tensor).nbytes for tensor in held)
         self.write("bytes", found)
 

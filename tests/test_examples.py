@@ -130,3 +130,9 @@ def test_sharded(printed: str) -> None:
     losses = [float(loss) for loss in re.findall(r"loss ([\d.]+)", printed)]
     assert len(losses) == 6
     assert losses[-1] < losses[0]
+
+
+def test_sharded_fit(printed: str) -> None:
+    assert "units over 1 processes" in printed
+    (accuracy,) = re.findall(r"Test accuracy: ([\d.]+)% of 599 digits", printed)
+    assert float(accuracy) > 90

@@ -96,3 +96,12 @@ def test_measured_numbers_in_sentences_are_in_tables_or_in_the_named_file(page: 
     plain = re.sub(r"`[^`]*`", "", text)
     quoted = {f"0{one}" if one.startswith(".") else one for one in re.findall(r"(?<![\w.])(\d*\.\d{3,4})\b", plain)}
     assert quoted - known - SETTINGS.get(page, set()) == set()
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_named_config_files_and_programs_of_experiments_exist(page: str) -> None:
+    text = (ROOT / page).read_text()
+    programs = re.findall(r"\b(?:experiments|benchmarks)/\w+\.(?:py|yaml|toml)\b", text)
+    configs = re.findall(r"--config (experiments/\S+?)[`\s]", text) + re.findall(r"`(\w+\.yaml)`", text)
+    names = {*programs, *(name if "/" in name else f"experiments/{name}" for name in configs)}
+    assert [name for name in sorted(names) if not (ROOT / name).is_file()] == []

@@ -38,8 +38,11 @@ from leanbayes.likelihoods import (
 )
 from leanbayes.methods import (
     ABNN,
+    AEB,
     LPBNN,
+    MIMO,
     PBN,
+    SBP,
     SNGP,
     SSVI,
     SWA,
@@ -53,8 +56,10 @@ from leanbayes.methods import (
     Laplace,
     MCDropout,
     MeanField,
+    PackedEnsemble,
     RankOne,
     RigL,
+    SparseVD,
     StdSearch,
     WeightSharing,
 )
@@ -81,9 +86,12 @@ if TYPE_CHECKING:
 
 __all__ = [
     "ABNN",
+    "AEB",
     "IVON",
     "LPBNN",
+    "MIMO",
     "PBN",
+    "SBP",
     "SNGP",
     "SSVI",
     "SWA",
@@ -115,6 +123,7 @@ __all__ = [
     "Moments",
     "Normal",
     "NotFiniteError",
+    "PackedEnsemble",
     "Posterior",
     "Prediction",
     "RankOne",
@@ -126,6 +135,7 @@ __all__ = [
     "ScaleMixture",
     "Sensitivity",
     "SequencePrediction",
+    "SparseVD",
     "Stage",
     "StdSearch",
     "TokenPrediction",

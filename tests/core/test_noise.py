@@ -118,18 +118,40 @@ def test_signs_are_balanced_and_uncorrelated(dtype: torch.dtype) -> None:
     assert abs((first.double() * second.double()).mean()) < 4 / 141
 
 
+# On a GPU a program fills 2048 positions, and a CPU seeds 16384 at once. Counters of 32 bits end at 2^31, 2^32 or 2^34.
+PARTS = ((0, 10), (1, 49_999), (2047, 2), (2048, 2048), (16_284, 16_384), (19_900, 1), (31_900, 700), (49_999, 1))
+
+
 @pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
-def test_noise_by_position_is_the_same_in_parts_of_any_length(device: str) -> None:
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
+@pytest.mark.parametrize("first", [0, 100, 2**31 - 20_000, 2**32 - 20_000, 2**34 - 20_000])
+def test_noise_by_position_is_the_same_in_parts_of_any_length(first: int, dtype: torch.dtype, device: str) -> None:
     if device == "cuda" and not torch.cuda.is_available():
         pytest.skip("needs a GPU")
-    key, like = noise.make_key(5, 2, device), torch.empty(50_000, device=device)
-    values = noise.normal(like, noise.at(key, 100))
-    assert stats.kstest(values.cpu().numpy(), "norm").pvalue > 1e-3
-    for start, length in ((100, 10), (101, 49_999), (16_384, 16_384), (20_000, 1), (32_000, 700), (50_099, 1)):
-        part = noise.normal(like[:length], noise.at(key, start))
-        assert torch.equal(part, values[start - 100 : start - 100 + length])
-    if device == "cuda":  # whose noise is always by position
-        assert torch.equal(noise.normal(like, noise.at(key, 0)), noise.normal(like, key))
+    key, like = noise.make_key(5, 2, device), torch.empty(50_000, device=device, dtype=dtype)
+    values = noise.normal(like, noise.at(key, first))
+    for start, length in PARTS:
+        part = noise.normal(like[:length], noise.at(key, first + start))
+        assert torch.equal(part, values[start : start + length])
+    image = torch.empty(2, 5, 20, 250, device=device, dtype=dtype).to(memory_format=torch.channels_last)
+    in_memory = noise.normal(image, noise.at(key, first)).permute(0, 2, 3, 1)
+    assert torch.equal(in_memory.reshape(-1), values)  # positions count memory, as a layout does
+    if dtype == torch.bfloat16:
+        assert torch.equal(values, noise.normal(like.float(), noise.at(key, first)).bfloat16())
+    else:
+        assert stats.kstest(values.cpu().numpy(), "norm").pvalue > 1e-3
+    if device == "cuda" and dtype != torch.float64 and first == 0:  # whose noise is always by position
+        assert torch.equal(values, noise.normal(like, key))
+
+
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
+def test_noise_of_distant_positions_differs(device: str) -> None:
+    if device == "cuda" and not torch.cuda.is_available():
+        pytest.skip("needs a GPU")
+    key, like = noise.make_key(5, 2, device), torch.empty(16_384, device=device)
+    starts = (0, 2**31, 2**32, 2**33, 2**34, 2**35, 2**40)
+    values = torch.stack([noise.normal(like, noise.at(key, start)) for start in starts]).cpu()
+    assert (torch.corrcoef(values) - torch.eye(len(values))).abs().max() < 5 / 128
 
 
 def test_noise_by_position_differs_between_spans_keys_and_streams() -> None:

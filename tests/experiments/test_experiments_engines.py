@@ -9,6 +9,8 @@ from typing import Any
 import pytest
 from safetensors.torch import load_file
 
+import leanbayes as lb
+
 EXPERIMENTS = Path(__file__).parents[2] / "experiments"
 
 
@@ -19,9 +21,11 @@ def run(script: str, *words: Any, patch: pytest.MonkeyPatch) -> None:
 
 
 def test_every_row_is_trained_and_scored(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    task = ("--data", "digits", "--model", "small-cnn", "--epochs", 2, "--batch-size", 128, "--samples", 2)
+    task: tuple[Any, ...] = ("--data", "digits", "--model", "small-cnn", "--epochs", 2, "--batch-size", 128)
+    task = (*task, "--samples", 2)
+    task = (*task, "--shift-examples", 0, "--ood-examples", 0)
     rows = ("sgd", "ivon", "backprop", "ssvi-ivon", "pbn-ivon", "ivon-opt", "batch-ensemble", "rank-1", "abnn", "sngp")
-    for row in rows:
+    for row in (*rows, "packed-ensemble", "mimo", "sparse-vd", "sbp"):
         out = tmp_path / f"digits-{row}-0.json"
         run("engines.py", row, *task, "--precision", "fp32", "--device", "cpu", "--out", out, patch=monkeypatch)
         found = json.loads(out.read_text())
@@ -33,11 +37,13 @@ def test_every_row_is_trained_and_scored(tmp_path: Path, monkeypatch: pytest.Mon
             assert 0.25 <= scores["test_with_temperature"]["temperature"] <= 4
         assert str(tmp_path) not in out.read_text()
     table = next(runpy.run_path(str(EXPERIMENTS / "engines_tables.py"))["engines_tables"](tmp_path))
-    assert table.count("digits, small-cnn, 1,078, 2") == len(rows)
+    assert table.count("digits, small-cnn, 1,078, 2") == len(rows) + 2
 
 
 def test_ensembles_of_plain_networks_are_scored(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    task = ("--data", "digits", "--model", "small-cnn", "--epochs", 2, "--batch-size", 128, "--precision", "fp32")
+    task: tuple[Any, ...] = ("--data", "digits", "--model", "small-cnn", "--epochs", 2, "--batch-size", 128)
+    task = (*task, "--precision", "fp32")
+    task = (*task, "--shift-examples", 0, "--ood-examples", 0)
     for seed in range(2):
         files = ("--out", tmp_path / f"sgd-{seed}.json", "--save-probs", tmp_path / f"probs-{seed}")
         run("engines.py", "sgd", *task, "--device", "cpu", "--seed", seed, *files, patch=monkeypatch)
@@ -64,11 +70,24 @@ def test_ensembles_of_plain_networks_are_scored(tmp_path: Path, monkeypatch: pyt
 
 def test_rows_start_from_a_trained_network(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     task: tuple[Any, ...] = ("--data", "digits", "--model", "small-cnn", "--epochs", 2, "--batch-size", 128)
-    task = (*task, "--samples", 2, "--precision", "fp32", "--device", "cpu", "--out")
+    task = (
+        *task,
+        "--samples",
+        2,
+        "--shift-examples",
+        20,
+        "--ood-examples",
+        50,
+        "--precision",
+        "fp32",
+        "--device",
+        "cpu",
+        "--out",
+    )
     model = tmp_path / "trained.safetensors"
     run("engines.py", "sgd", "--save-model", model, *task, tmp_path / "sgd.json", patch=monkeypatch)
     plain = json.loads((tmp_path / "sgd.json").read_text())["scores"]["running"]["test"]
-    for row in ("laplace", "laplace-adjoint", "laplace-last", "std-search"):
+    for row in ("laplace", "laplace-adjoint", "laplace-last", "laplace-kron", "std-search"):
         out = tmp_path / f"{row}.json"
         run("engines.py", row, "--start", model, *task, out, patch=monkeypatch)
         found = json.loads(out.read_text())
@@ -76,8 +95,37 @@ def test_rows_start_from_a_trained_network(tmp_path: Path, monkeypatch: pytest.M
         assert found["costs"]["file_bytes"] > 1000
         assert abs(found["scores"]["running"]["test"]["accuracy"] - plain["accuracy"]) < 0.1
         assert str(tmp_path) not in out.read_text()
+        assert 0.5 < found["scores"]["refreshed"]["ood"]["letters"]["auroc"] <= 1
+        assert len(found["scores"]["refreshed"]["corrupted"]["nll_by_corruption"]) == 15
+        assert found["scores"]["refreshed"]["corrupted"]["examples"] == 20
+    check_table(tmp_path, monkeypatch)
     with pytest.raises(SystemExit, match="--start is for"):
         run("engines.py", "ivon", "--start", model, *task, out, patch=monkeypatch)
+
+
+def check_table(folder: Path, patch: pytest.MonkeyPatch) -> None:
+    """Files of this and of an earlier version are in one table, and missing metrics are empty cells."""
+    results = folder / "results" / "baselines"
+    results.mkdir(parents=True)
+    for path in folder.glob("*.json"):
+        record = json.loads(path.read_text())
+        if record["row"] == "std-search":  # as earlier versions wrote it
+            del record["scores"]["refreshed"]["corrupted"], record["scores"]["refreshed"]["ood"]
+            del record["costs"]["predict_flops"]
+        (results / path.name).write_text(json.dumps(record))
+    patch.syspath_prepend(EXPERIMENTS)
+    (table,) = runpy.run_path(str(EXPERIMENTS / "baselines_tables.py"))["baselines_tables"](folder / "results")
+    lines = [line.split("|")[1:-1] for line in table.splitlines() if line.startswith("|")]
+    head, _, *rows = [[cell.strip() for cell in line] for line in lines]
+    found = {row[0]: dict(zip(head, row, strict=True)) for row in rows}
+    plain, diagonal, old = (found[name] for name in ("plain network, SGD", "Laplace, diagonal", "std search"))
+    assert plain["training ×"] == plain["prediction ×"] == "1.00"
+    assert diagonal["prediction ×"] == "2.00"  # samples
+    assert float(diagonal["training ×"]) > 1  # with that of the plain network
+    assert float(diagonal["NLL, corrupted"]) > 0
+    assert plain["published: accuracy, NLL, ECE"] == "96.0 %, 0.159, 0.023"
+    assert old["NLL, corrupted"] == old["prediction ×"] == old["AUROC, SVHN"] == ""
+    assert old["file, MB"] != ""
 
 
 def test_few_examples_are_compared(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -111,3 +159,18 @@ def test_temperatures_are_compared_on_held_out_data_and_noise(tmp_path: Path, mo
     table = runpy.run_path(str(EXPERIMENTS / "engines_tables.py"))["temperature_table"](record)
     assert "| accuracy, NLL, AUROC of noise | 1 | 0.1 |" in table
     assert table.count("digits: ") == 2
+
+
+def test_amplitudes_of_sngp_are_compared_on_held_out_images(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    out = tmp_path / "amplitude.json"
+    words = ("--amplitudes", 1, 3, "--epochs", 1, "--seeds", 1, "--out", out)
+    run("sngp_amplitude.py", *words, patch=monkeypatch)
+    found = json.loads(out.read_text())["results"]
+    assert [one["amplitude"] for one in found] == [1, 3]
+    assert all(one["held_out"]["examples"] == 300 for one in found)
+    stored = json.loads((EXPERIMENTS / "results" / "choices" / "sngp-amplitude.json").read_text())["results"]
+    nlls: dict[float, list[float]] = {}
+    for one in stored:
+        nlls.setdefault(one["amplitude"], []).append(one["held_out"]["nll"])
+    default = nlls.pop(lb.SNGP().amplitude)
+    assert all(ours < min(others) for ours, *others in zip(default, *nlls.values(), strict=True))

@@ -28,6 +28,7 @@ EXPERIMENTS = ROOT / "experiments"
 TASK = ("--data", "digits", "--model", "mlp", "--model-options", "hidden=[24]", "--device", "cpu", "--quiet")
 METHODS = ("deterministic", "ensemble:members=2", "mc-dropout:rate=0.1", "rigl:density=0.3", "vdp", "ssvi:density=0.3")
 PASSES = ("one pass", "one pass, by labels")
+SAMPLES = ("3 samples", "3 samples, temperature")
 FEW = ("--samples", 3, "--file-samples", 5, "--calibration", 40, "--shift-examples", 12, "--ood", "letters")
 
 
@@ -121,8 +122,8 @@ def test_every_run_has_a_row_per_prediction_mode(headline: dict[str, Any]) -> No
         ("Ensemble (2)", "members"),
         ("MC dropout", "3 samples"),
         ("RigL 70 %", "plain"),
-        *((name, way) for name in ("SSVI 70 %", "VDP++") for way in ("3 samples", *PASSES)),
-        *((name, way) for name in ("Composition", "With factors") for way in ("3 samples", *PASSES, "5 samples")),
+        *((name, way) for name in ("SSVI 70 %", "VDP++") for way in (*SAMPLES, *PASSES)),
+        *((name, way) for name in ("Composition", "With factors") for way in (*SAMPLES, *PASSES, "5 samples")),
     ]
 
 
@@ -136,6 +137,21 @@ def test_temperature_is_optimal_on_held_out_data(headline: dict[str, Any], runs:
     probs = (network.network(test) / row["temperature"]).softmax(1)
     assert row["metrics"]["nll"] == pytest.approx(nll(probs, truth), rel=1e-5)
     assert row["metrics"]["accuracy"] == row_of(headline, "Deterministic", "plain")["metrics"]["accuracy"]
+
+
+def test_the_temperature_of_samples_is_optimal_on_held_out_data(headline: dict[str, Any], runs: Path) -> None:
+    bnn, row = model(runs / "ssvi-density=0.3-0"), row_of(headline, "SSVI 70 %", "3 samples, temperature")
+    (x, y), (test, truth) = images("validation"), images("test")
+
+    def outputs(x: Tensor) -> Tensor:
+        return bnn.predict(x, 3, keep_outputs=True, generator=torch.Generator().manual_seed(0)).outputs
+
+    sampled = outputs(x)
+    scores = {t: nll((sampled / t).softmax(-1).mean(0), y) for t in torch.linspace(0.02, 3, 3000).tolist()}
+    assert row["temperature"] == pytest.approx(min(scores, key=lambda t: scores[t]), abs=2e-3)
+    probs = (outputs(test) / row["temperature"]).softmax(-1).mean(0)
+    assert row["metrics"]["nll"] == pytest.approx(nll(probs, truth), rel=1e-5)
+    assert row["metrics"]["nll"] != row_of(headline, "SSVI 70 %", "3 samples")["metrics"]["nll"]
 
 
 def test_rows_match_the_predictions(headline: dict[str, Any], runs: Path, files: list[tuple[str, Path]]) -> None:
@@ -283,8 +299,8 @@ def test_table_has_papers_seeds_and_costs(results: Path, tmp_path: Path, monkeyp
     table, targets = tables["headline_tables"](results, benchmarks(tmp_path))
     rows = lines_of(table)
     assert list(rows)[:3] == ["Deterministic", "Deterministic, temperature", "Ensemble (2)"]
-    ways = ["3 samples", "5 samples", *PASSES]
-    assert list(rows)[-4:] == [f"With factors, {way}" for way in ways]
+    ways = [*SAMPLES, "5 samples", *PASSES]
+    assert list(rows)[-5:] == [f"With factors, {way}" for way in ways]
     seeds = rows["SSVI 95 % (1 epochs), 3 samples"]
     assert seeds["seeds"] == "3"
     assert seeds["NLL"] == f"**0.2000 ± {4.3027 * 0.1 / math.sqrt(3):.4f}**"  # Student's t of 2 degrees of freedom
@@ -299,6 +315,10 @@ def test_table_has_papers_seeds_and_costs(results: Path, tmp_path: Path, monkeyp
     assert (composition["ms"], composition["NLL, paper"], composition["epochs"]) == ("9.6", "", "")
     assert rows["Composition, one pass, by labels"]["ms"] == "9.6"
     small = row_of(found(results / "all.json"), "Composition", "one pass")
+    assert composition["fitted"] == "mean × {:.2f}, std × {:.2f}".format(*small["moment_scale"])
+    tempered = row_of(found(results / "all.json"), "Composition", "3 samples, temperature")
+    assert rows["Composition, 3 samples, temperature"]["fitted"] == f"T = {tempered['temperature']:.2f}"
+    assert not rows["Composition, 3 samples"]["fitted"]
     assert composition["MB on disk"] == f"{small['bytes'] / 1e6:.2f}"
     assert composition["AUROC letters"] == f"{small['metrics']['ood:letters']:.2%}"
     for way in PASSES:

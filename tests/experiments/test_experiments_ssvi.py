@@ -13,13 +13,17 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from sparse_cases import REMOVALS, stepped, subspace
+from torch import nn
+from torch.utils.flop_counter import FlopCounterMode
 
 import leanbayes as lb
 from leanbayes.cli import main
 from leanbayes.core import config
 from leanbayes.methods import parse_method
 from leanbayes.methods.ssvi.ssvi import SSVI
+from leanbayes.networks import build
 
 ROOT = Path(__file__).parents[2]
 EXPERIMENTS = ROOT / "experiments"
@@ -285,3 +289,18 @@ def table_of(page: str) -> tuple[list[str], list[dict[str, str]]]:
     found = [line for line in page.splitlines() if line.startswith("|")]
     head, _, *rows = ([cell.strip() for cell in line.strip().strip("|").split("|")] for line in found)
     return head, [dict(zip(head, row, strict=True)) for row in rows]
+
+
+def test_counted_flops_are_those_of_the_active_weights(monkeypatch: pytest.MonkeyPatch) -> None:
+    rows = script(monkeypatch, "sparse_flops.py")["rows"]("resnet-20", 10, [0.1])
+    network = build("resnet-20", (3, 32, 32), 10)
+    with FlopCounterMode(display=False, depth=99) as counter:
+        network(torch.zeros(1, 3, 32, 32))
+    counts = {name.partition(".")[2]: sum(of.values()) for name, of in counter.get_flop_counts().items()}
+    layers = [name for name, module in network.named_modules() if isinstance(module, nn.Conv2d | nn.Linear)]
+    assert [row["densities"] for row in rows] == ["erk", "uniform"]
+    for row in rows:
+        expected = sum(counts[name] * share for name, share in zip(layers, row["layers"], strict=True))
+        assert row["flops"] == pytest.approx(expected, rel=1e-6)
+        assert row["share"] == row["flops"] / sum(counts[name] for name in layers)
+    assert rows[1]["share"] < rows[0]["share"]  # small layers, which erk keeps dense, have many pixels

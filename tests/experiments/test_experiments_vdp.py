@@ -18,7 +18,8 @@ from leanbayes.methods import parse_method
 from leanbayes.networks import build
 
 EXPERIMENTS = Path(__file__).parents[2] / "experiments"
-SHAPES = {"CamVid": (3, 240, 320), "mnist": (1, 28, 28), "cifar10": (3, 32, 32), "cifar100": (3, 32, 32)}
+SHAPES = {"digits": (1, 8, 8), "mnist": (1, 28, 28), "CamVid": (3, 240, 320)}
+SHAPES |= dict.fromkeys(("cifar10", "cifar100"), (3, 32, 32))
 IMAGES = 6  # test images, all in one batch
 METHODS = ("deterministic", "mean-field:samples=2", "vdp", "vdp:objective=gaussian,variance=row,correlation=none")
 

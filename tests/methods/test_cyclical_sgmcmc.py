@@ -1,5 +1,6 @@
 """Cyclical SGMCMC: the stationary distribution of a Gaussian target, and members in one file."""
 
+import math
 from pathlib import Path
 from typing import Any
 
@@ -52,6 +53,45 @@ def test_the_weights_have_the_variance_of_a_gaussian_target(
             squares.append(weight.detach().square().mean())
     expected = temperature / (c**2 + size * decay)
     assert torch.stack(squares).mean().item() == pytest.approx(expected, rel=0.08)
+
+
+@pytest.mark.parametrize("nesterov", [False, True])
+def test_a_new_cycle_does_not_amplify_the_noise_of_the_last_one(nesterov: bool) -> None:
+    """Against the authors' form, whose momentum is a change of the weights: it does not grow with the learning rate."""
+    steps, cycles, size, n, beta, c = 400, 4, 2000, 500, 0.9, 3.0
+    method = lb.CyclicalSGMCMC(cycles=cycles, per_cycle=1, exploration=0.5)
+    network = nn.Linear(size, 1, bias=False)
+    nn.init.zeros_(network.weight)
+    bnn = lb.bayesianize(network, method, likelihood=lb.Gaussian(1.0), seed=0)
+    optimizer = torch.optim.SGD([p for p in bnn.parameters() if p.requires_grad], 0.1, beta, nesterov=nesterov)
+    training = lb.Training(bnn, steps, n, optimizers=[optimizer])
+    weight = bnn.network.networks[-1].weight  # type: ignore[union-attr, index]
+    generator = torch.Generator().manual_seed(1)
+    theirs, momentum = torch.zeros(size), torch.zeros(size)
+    ours_stds, their_stds = [], []
+    for training.step in range(steps):
+        share = training.step * cycles / steps % 1.0
+        optimizer.param_groups[0]["lr"] = rate = 0.05 * (1 + math.cos(math.pi * share))
+        weight.grad = c * weight.detach()
+        optimizer.step()
+        method.after_step(training)
+        std = math.sqrt(2 * (1 - beta) * rate / n) if share >= 0.5 else 0.0
+        momentum = beta * momentum - rate * c * theirs + std * torch.randn(size, generator=generator)
+        theirs = theirs + momentum
+        ours_stds.append(weight.detach().std())
+        their_stds.append(theirs.std())
+    ours, wanted = torch.stack(ours_stds), torch.stack(their_stds)
+    assert 0.5 * wanted.max() < ours.max() < 1.5 * wanted.max()
+
+
+def test_a_regression_with_little_noise_is_stable() -> None:
+    x = torch.linspace(-1, 1, 128)[:, None]
+    data = TensorDataset(x, torch.sin(4 * x))
+    network = seeded(lambda: nn.Sequential(nn.Linear(1, 32), nn.Tanh(), nn.Linear(32, 1)))()
+    method = lb.CyclicalSGMCMC(cycles=4, per_cycle=1)
+    settings: Any = {"epochs": 60, "batch_size": 16, "lr": 0.002, "progress": False, "device": "cpu"}
+    bnn = lb.fit(network, method, data, optimizer="sgd", likelihood=lb.Gaussian(0.1), **settings)
+    assert (bnn.predict(x).mean - torch.sin(4 * x)).square().mean() < 0.15
 
 
 def test_noise_repeats_and_exploration_has_none() -> None:

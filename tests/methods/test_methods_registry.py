@@ -6,6 +6,7 @@ from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 import numpy as np
 import pytest
+from torch import nn
 
 import leanbayes as lb
 from leanbayes import methods
@@ -336,3 +337,13 @@ def test_a_recipe_rejects_values_of_the_wrong_type(settings: dict[str, Any]) -> 
     unknown = message == "optimizer='adam' is unknown: did you mean adamw?"
     assert unknown or (message.startswith(f"{name}={value!r} must be ") and message.endswith("."))
     assert "\n" not in message
+
+
+def test_a_temperature_is_for_methods_whose_posterior_has_a_kl() -> None:
+    network = nn.Sequential(nn.Linear(4, 8), nn.LayerNorm(8), nn.ReLU(), nn.Linear(8, 3))
+    for name, method in METHODS.items():
+        if name in ("pbn", "laplace", "std-search"):  # these have no std until data choose it
+            assert method.has_temperature == (name == "pbn")
+            continue
+        bnn = lb.bayesianize(network, lb.MCDropout(rate=0.1) if name == "mc-dropout" else method)
+        assert method.has_temperature == bool(bnn.kl() != 0), name

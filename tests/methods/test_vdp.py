@@ -163,6 +163,12 @@ def test_the_paper_takes_the_statistics_of_a_layer_norm_as_constants() -> None:
     )
     torch.testing.assert_close(output.loc, plain)
     torch.testing.assert_close(output.variance, scale.square() * inside)
+    # The equation prints the mean of the inputs in place of γ. Then a constant that is added to all inputs of the norm,
+    # which cancels in every sample, would change the variance.
+    with torch.no_grad():
+        bnn.network.get_parameter("0.bias").add_(3.0)
+    with bnn.using("moments"):
+        torch.testing.assert_close(bnn(x).variance, output.variance)
 
 
 def test_equation_11_scores_binary_labels() -> None:

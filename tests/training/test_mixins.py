@@ -115,6 +115,12 @@ def test_methods_exchange_weights_in_a_trainer(tmp_path: Path) -> None:
     assert not torch.equal(posterior.index, before)
 
 
+def test_a_method_finishes_after_a_training_by_the_trainer(tmp_path: Path) -> None:
+    bnn = lb.bayesianize(gpt2(), lb.SparseVD(log_alpha=-1.0, samples=2), seed=0)
+    BayesianTrainer(bnn, arguments(tmp_path, "backprop", max_steps=2), train_dataset=counting()).train()
+    assert 0 < bnn.posterior.random_weights < bnn.layout.numel
+
+
 def test_methods_with_stages_are_refused(tmp_path: Path) -> None:
     bnn = lb.bayesianize(gpt2(), lb.WeightSharing())
     with pytest.raises(lb.LeanBayesError, match="stages, which other loops lack"):
@@ -164,6 +170,12 @@ def test_lightning_needs_nothing_but_the_model_and_num_data(engine: Any) -> None
     assert sum(len(one["label"]) for one in predictions) == 256
     assert all((one["mutual_information"] >= 0).all() for one in predictions)
     assert type(trainer.optimizers[0]).__name__ == ("IVON" if engine == "ivon" else "AdamW")
+
+
+def test_a_method_finishes_after_a_training_by_lightning() -> None:
+    bnn = lb.bayesianize(network(), lb.SparseVD(log_alpha=-1.0), seed=0)
+    lightning_trainer(max_epochs=1).fit(BayesianModule(bnn, num_data=64), DataLoader(points(64), 16))
+    assert 0 < bnn.posterior.random_weights < bnn.layout.numel
 
 
 @pytest.mark.parametrize("engine", ENGINES)

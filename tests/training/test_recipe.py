@@ -144,7 +144,7 @@ def test_the_keyword_arguments_of_fit_are_the_settings_of_a_recipe() -> None:
 def test_stages_and_resumed_runs_may_change_some_settings() -> None:
     assert set(WHOLE_RUN) == {
         "accumulate", "augment", "batch_size", "channels_last", "device", "epochs", "keep", "precision",
-        "refresh_batchnorm", "seed", "unused_parameters", "workers",
+        "refresh_batchnorm", "seed", "shard", "unused_parameters", "workers",
     }  # fmt: skip
     assert set(FREE_ON_RESUME) == {
         "accumulate", "checkpoint_minutes", "checkpoint_steps", "device", "evaluate_every", "keep", "log_every",

@@ -14,6 +14,7 @@ from leanbayes.cli.options import Flat, Task, config_of, engine_chosen, flag_of,
 from leanbayes.cli.runs import MODEL, TrainedRun, default_folder, method_name, prepare, summary, train
 from leanbayes.core.json_values import json_text
 from leanbayes.data import Data
+from leanbayes.deploy.loading import load
 from leanbayes.deploy.model_file import save
 from leanbayes.errors import LeanBayesError
 from leanbayes.evaluation import decide
@@ -64,6 +65,8 @@ def _train(task: Task, method: Method, recipe: Recipe, as_json: bool) -> None:
     bnn = train(prepared, method, recipe, task, folder)
     if not is_first_process():
         return
+    if recipe.shard:  # the first process goes on alone, with the whole model
+        bnn = load(folder / MODEL, prepared.network)
     _add_alarms(bnn, prepared.data, folder)
     if as_json:
         record = read_record(folder)

@@ -24,13 +24,15 @@ def _noise(key_ptr, stream_id, BLOCK: tl.constexpr):
 
 @triton.jit
 def _noise_of_program(key_ptr, stream_id, program, BLOCK: tl.constexpr):
-    """Return the four blocks of the program with that number."""
+    """Return the four blocks of the program with that number. Philox counts to 2^32, and the seed counts beyond."""
+    first = tl.cast(program, tl.int64) * BLOCK
     seed = tl.load(key_ptr).to(tl.uint64)
     index = tl.load(key_ptr + 1).to(tl.uint64)
     state = seed + index * 0x9E3779B97F4A7C15 + tl.full((), stream_id, tl.int64).to(tl.uint64) * 0xD1B54A32D192ED03
+    state += (first >> 32).to(tl.uint64) * 0xA0761D6478BD642F
     state = (state ^ (state >> 30)) * 0xBF58476D1CE4E5B9
     state = (state ^ (state >> 27)) * 0x94D049BB133111EB
-    counter = (program * BLOCK + tl.arange(0, BLOCK)).to(tl.int32)
+    counter = (first + tl.arange(0, BLOCK)).to(tl.int32)
     return tl.randn4x((state ^ (state >> 31)).to(tl.int64), counter.to(tl.uint32, bitcast=True), 7)
 
 

@@ -79,6 +79,7 @@ class _Draw(torch.autograd.Function):
     ) -> tuple[Tensor, Tensor]:
         # The fused kernels do not make noise by position, which only parts of vectors need.
         ctx.scale, ctx.with_kl, ctx.fused = scale, with_kl, kernels.usable(mean) and key.numel() == 2
+        ctx.key = key if kernels.usable(mean) else None
         ctx.set_materialize_grads(False)  # a KL that is only reported has no gradient
         if ctx.fused:
             ctx.save_for_backward(mean, rho, loc, scales, key)
@@ -86,8 +87,9 @@ class _Draw(torch.autograd.Function):
         sigma = F.softplus(rho)
         epsilon = noise.normal(mean, key)
         weights = torch.addcmul(mean, sigma, epsilon)
-        # The noise is stored: recomputing it on a CPU costs more time than the memory is worth.
-        ctx.save_for_backward(mean, rho, loc, scales, epsilon, sigma if with_kl else None)
+        # A CPU stores the noise: recomputing it costs more time than the memory is worth.
+        stored = epsilon if ctx.key is None else None
+        ctx.save_for_backward(mean, rho, loc, scales, stored, sigma if with_kl else None)
         terms = NormalTerms(loc, scale if scales is None else scales)
         return weights, normal_kl(mean, sigma, terms) if with_kl else mean.new_zeros(())
 
@@ -104,6 +106,7 @@ class _Draw(torch.autograd.Function):
             gradients = kernels.ops.draw_backward(grad, grad_kl, mean, rho, key, loc, scales, ctx.scale)
             return *gradients, None, None, None, None, None
         epsilon, sigma = rest
+        epsilon = noise.normal(mean, ctx.key) if epsilon is None else epsilon
         grad_mean, grad_sigma = grad, grad * epsilon
         if grad_kl is not None:
             slope_mean, slope_sigma, factor = _kl_slopes(mean, sigma, loc, scales, ctx.scale, grad_kl)

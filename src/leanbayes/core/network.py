@@ -140,6 +140,15 @@ def map_rows(function: Callable[[Tensor], Tensor], inputs: Any, rows: int) -> An
     return map_tensors(lambda tensor: function(tensor) if tensor.dim() and len(tensor) == rows else tensor, inputs)
 
 
+def remove_hooks(module: nn.Module, kinds: tuple[type, ...]) -> None:
+    """Remove the hooks of some types from a module, before and after its forward pass."""
+    for hooks in (module._forward_pre_hooks, module._forward_hooks):
+        for handle, hook in list(hooks.items()):
+            if isinstance(hook, kinds):
+                del hooks[handle]
+                module._forward_pre_hooks_with_kwargs.pop(handle, None)
+
+
 def tensors_of(inputs: Any) -> Iterator[Tensor]:
     """Yield every tensor of an input."""
     if isinstance(inputs, Tensor):

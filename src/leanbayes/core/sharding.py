@@ -78,7 +78,8 @@ class ShardGroup:
             return part.clone()
         padded = part if len(part) == step else torch.cat((part, part.new_zeros(step - len(part))))
         everything = part.new_empty(step * self.size)
-        _all_gather(everything, padded.contiguous(), group=self.mesh.get_group(-1))
+        sent = torch.uint8 if part.dtype == torch.int16 else part.dtype  # gloo does not know int16
+        _all_gather(everything.view(sent), padded.contiguous().view(sent), group=self.mesh.get_group(-1))
         return everything[:numel]
 
     def reduce(self, vector: Tensor) -> Tensor:

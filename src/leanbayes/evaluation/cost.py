@@ -149,6 +149,7 @@ def count_flops(bnn: BayesianModel, x: Any, samples: int | None = None, rule: st
     """
     with torch.no_grad(), bnn.using(rule or bnn.current_rule), evaluation_mode(bnn), _unfused(), _quiet():
         draws = prediction.draws_of(bnn, samples, torch.Generator().manual_seed(0))
+        draws = prediction.passes_of(bnn, draws)
         passes = [_flops_of_pass(bnn, x, draw) for draw in (draws[:1] if bnn.members is None else draws)]
     return sum(passes, Flops()) * (len(draws) // len(passes))
 
@@ -169,7 +170,7 @@ def deterministic_of(bnn: BayesianModel) -> BayesianModel:
     """Return the reference for costs: the deterministic network of the same architecture, or one ensemble member."""
     if isinstance(bnn.network, StochasticNetwork) and bnn.members is not None:
         likelihood = copy.deepcopy(bnn.likelihood)
-        return bayesianize(bnn.network.member(0), Deterministic(), likelihood=likelihood)
+        return bayesianize(bnn.network.reference(), Deterministic(), likelihood=likelihood)
     return bayesianize(bnn, Deterministic())
 
 

@@ -251,8 +251,9 @@ class _FullEvaluation:
         self._next("cost")
         x, _ = next(self._batches(self.test))
         found = costs_of(self.bnn, x, samples=self.settings.samples, rule=self.settings.rule)
-        one_pass = count_flops(self.bnn, x, 1, self.bnn.trained_rule)  # a training pass, whatever rule predicts
-        work = one_pass.effective * (self.bnn.separate_members or 1) / found.examples
+        samples = None if self.bnn.joint else 1
+        one_pass = count_flops(self.bnn, x, samples, self.bnn.trained_rule)  # a training pass, whatever rule predicts
+        work = one_pass.effective * self.bnn.loss_passes / found.examples
         return {**asdict(found), "ratios": found.ratios(), "train_flops": work}
 
     def _batches(self, dataset: Dataset[Any], limit: int | None = None, normalize: bool = True) -> Iterator[Any]:

@@ -1,6 +1,7 @@
 """Methods: one file or folder per paper, with its settings and what it adds to a plain training loop."""
 
 from leanbayes.methods.baselines.abnn import ABNN
+from leanbayes.methods.baselines.aeb import AEB
 from leanbayes.methods.baselines.batch_ensemble import BatchEnsemble
 from leanbayes.methods.baselines.cyclical_sgmcmc import CyclicalSGMCMC
 from leanbayes.methods.baselines.deterministic import Deterministic
@@ -8,9 +9,13 @@ from leanbayes.methods.baselines.ensemble import Ensemble
 from leanbayes.methods.baselines.laplace import Laplace
 from leanbayes.methods.baselines.lp_bnn import LPBNN
 from leanbayes.methods.baselines.mc_dropout import MCDropout
+from leanbayes.methods.baselines.mimo import MIMO
+from leanbayes.methods.baselines.packed_ensemble import PackedEnsemble
 from leanbayes.methods.baselines.rank_one import RankOne
 from leanbayes.methods.baselines.rigl import RigL
+from leanbayes.methods.baselines.sbp import SBP
 from leanbayes.methods.baselines.sngp import SNGP
+from leanbayes.methods.baselines.sparse_vd import SparseVD
 from leanbayes.methods.baselines.std_search import StdSearch
 from leanbayes.methods.baselines.swa import SWA
 from leanbayes.methods.baselines.swag import SWAG
@@ -25,9 +30,12 @@ from leanbayes.model.method import METHODS
 
 __all__ = [
     "ABNN",
+    "AEB",
     "LPBNN",
     "METHODS",
+    "MIMO",
     "PBN",
+    "SBP",
     "SNGP",
     "SSVI",
     "SWA",
@@ -41,8 +49,10 @@ __all__ = [
     "Laplace",
     "MCDropout",
     "MeanField",
+    "PackedEnsemble",
     "RankOne",
     "RigL",
+    "SparseVD",
     "StdSearch",
     "WeightSharing",
     "describe_method",

@@ -48,6 +48,12 @@ def initial_posterior(
         init_std: The σ of weights without an earlier variance.
         relative: Whether init_std is a fraction of the std of each layer's weights.
     """
+    std = initial_stds(layout, mean, variance, init_std, relative)
+    return MeanFieldPosterior(layout, mean, std, prior.bind(layout, mean))
+
+
+def initial_stds(layout: Layout, mean: Tensor, variance: Tensor | None, init_std: float, relative: bool) -> Tensor:
+    """Return the σ that training starts from, for the arguments of `initial_posterior`."""
     if relative:
         stds = [init_std * std for std in layer_stds(layout, mean)]
         std = layout.expand(torch.tensor(stds, dtype=mean.dtype, device=mean.device))
@@ -55,4 +61,4 @@ def initial_posterior(
         std = torch.full_like(mean, init_std)
     if variance is not None:
         std = torch.where(variance.isnan(), std, variance.sqrt().clamp_min(_SMALLEST_STD))
-    return MeanFieldPosterior(layout, mean, std, prior.bind(layout, mean))
+    return std

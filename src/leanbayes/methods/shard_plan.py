@@ -16,7 +16,7 @@ from leanbayes.methods.ssvi.ssvi import SSVI
 from leanbayes.model.fsdp import outermost_blocks, owners_of
 from leanbayes.model.method import Method
 
-_INDEX = 4  # bytes of a position
+_INDEX, _EXCHANGED_INDEX = 4, 2  # bytes of a position in memory, and of its lower half
 
 
 @dataclass(frozen=True)
@@ -81,11 +81,11 @@ def shard_plan(
     owners = owners_of((places(network, slot.names) for slot in layout), blocks)
     dense: dict[int | None, int] = defaultdict(int)  # numbers that a block gathers
     sent: dict[int | None, int] = defaultdict(int)  # bytes of an all-gather of them
-    indices = 0 if isinstance(method, MeanField) else _INDEX
+    indices, exchanged = (0, 0) if isinstance(method, MeanField) else (_INDEX, _EXCHANGED_INDEX)
     for slot, count, owner in zip(layout, counts, owners, strict=True):
         values = count if isinstance(method, SSVI) else slot.numel
         dense[owner] += slot.numel
-        sent[owner] += values * dtype.itemsize + count * indices
+        sent[owner] += values * dtype.itemsize + count * exchanged
     bayesian = {name for slot in layout for name in slot.names}
     others = [(name, p) for name, p in network.named_parameters() if name not in bayesian]
     owners_of_others = owners_of((places(network, [name]) for name, _ in others), blocks)
@@ -105,5 +105,5 @@ def shard_plan(
         optimizer=(4 * means if method.engine == "ivon" else 8 * trained) // processes,
         gathered=dtype.itemsize * (2 * max((n for o, n in dense.items() if o is not None), default=0) + dense[None]),
         all_gather=gathers,
-        reduce_scatter=sum(sent.values()) - indices * gaussian,
+        reduce_scatter=sum(sent.values()) - exchanged * gaussian,
     )

@@ -45,7 +45,8 @@ class VDP(Method):
         variance: one σ per weight, or per row of a weight matrix.
         correlation: common propagates the noise that all positions of a convolution share; none ignores it.
         activations: exact propagates a Gaussian through an activation function; taylor uses only its slope at the mean;
-            paper is taylor with equations 9 and 14 of the paper for softmax and layer norm, as printed.
+            paper is taylor with equations 9 and 14 of the paper for softmax and layer norm. Equation 14 prints the mean
+            of the inputs where the weight of the norm must be; the weight is used.
         logit_samples: number of samples of the logits (not of the network) for the expected cross-entropy of a step.
         rule: how the model is trained and predicts: moments, or covariance for small networks.
         samples: number of Monte Carlo samples of a prediction, for rules that sample.
@@ -75,7 +76,10 @@ class VDP(Method):
 
     @classmethod
     def paper(cls) -> Self:
-        """Return the settings of the paper: equations 4 to 14, one variance per row, and a prior N(0, 1)."""
+        """Return the settings of the paper: equations 4 to 14, one variance per row, and a prior N(0, 1).
+
+        The variance of a prediction has a floor of 0.001, without which the loss has no lower bound.
+        """
         return cls(Normal(1.0), objective="gaussian", variance="row", correlation="none", activations="paper")
 
     def posterior(self, layout: Layout, mean: Tensor, variance: Tensor | None) -> Posterior:

@@ -33,8 +33,9 @@ def refresh_batchnorm(bnn: "BayesianModel", batches: Iterable[Any], generator: t
                 norm.train()
             for batch in itertools.chain([first], iterator):
                 x = inputs_of(batch)
-                for number in range(bnn.separate_members or 1):
-                    call_with(bnn, x, _draw=bnn.next_draw(generator, number)._replace(training=True))
+                for number in range(bnn.loss_passes):
+                    draw = bnn.next_draw(generator, number)._replace(training=True, joint=bnn.joint)
+                    call_with(bnn, x, _draw=draw)
     finally:
         for norm, momentum in zip(norms, momenta, strict=True):
             norm.momentum = momentum

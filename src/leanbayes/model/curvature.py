@@ -21,7 +21,7 @@ from leanbayes.model.bayesian import BayesianModel
 from leanbayes.model.gradients import gradients_of
 
 _MOST_NUMBERS = 2**26  # of derivatives in memory at once
-_COUNTED = 64  # batches that are kept in memory, to know whether there are fewer
+COUNTED = 64  # batches that are kept in memory, to know whether there are fewer
 
 
 class Curvature(NamedTuple):
@@ -48,7 +48,7 @@ def estimated_diagonal(
         seed: The seed of the random signs.
     """
     rest = iter(batches)
-    first = list(islice(rest, _COUNTED))
+    first = list(islice(rest, COUNTED))
     each = max(1, -(-probes // max(len(first), 1)))
     total, examples = torch.zeros_like(weights), 0
     with evaluation_mode(bnn):

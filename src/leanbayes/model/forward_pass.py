@@ -156,10 +156,20 @@ class PosteriorNetwork(nn.Module):
         return self.network.members if isinstance(self.network, StochasticNetwork) else None
 
     @property
-    def separate_members(self) -> int | None:
-        """The number of members that share no weights, so that each has its own loss, or None."""
-        shared = isinstance(self.network, StochasticNetwork) and self.network.shares_weights
-        return None if shared else self.members
+    def joint(self) -> bool:
+        """Whether one pass can compute all members."""
+        return isinstance(self.network, StochasticNetwork) and self.network.loss_pass == "joint"
+
+    @property
+    def summed_members(self) -> int:
+        """The number of members whose losses are added: 1 if they divide the examples of a batch."""
+        divided = isinstance(self.network, StochasticNetwork) and self.network.loss_pass == "divided"
+        return 1 if divided or self.members is None else self.members
+
+    @property
+    def loss_passes(self) -> int:
+        """The number of passes of a loss."""
+        return 1 if self.joint else self.summed_members
 
     @property
     def device(self) -> torch.device:

@@ -66,6 +66,19 @@ def fully_shard(
         >>> lb.fully_shard(bnn, blocks=bnn.network.layers)  # with torchrun, after init_process_group
         >>> optimizer = torch.optim.AdamW(bnn.parameter_groups(), lr=1e-3)
     """
+    policy = MixedPrecisionPolicy() if mp_policy is None else mp_policy
+    return shard(bnn, mesh, blocks, reshard_after_forward, policy, policy)
+
+
+def shard(
+    bnn: Model,
+    mesh: DeviceMesh | None,
+    blocks: Iterable[nn.Module | str] | None,
+    reshard_after_forward: bool,
+    policy: MixedPrecisionPolicy,
+    policy_of_others: MixedPrecisionPolicy,
+) -> Model:
+    """Shard a model as `fully_shard` does, with another policy for parameters that are not Bayesian."""
     if bnn.root_units is not None:
         raise LeanBayesError("This model is sharded already.")
     if isinstance(bnn.network, StochasticNetwork) or not len(bnn.layout):
@@ -83,7 +96,6 @@ def fully_shard(
             "mesh must have one dimension, or two with names: init_device_mesh('cuda', (replicas, parts), "
             "mesh_dim_names=('replicate', 'shard'))."
         )
-    policy = MixedPrecisionPolicy() if mp_policy is None else mp_policy
     given = outermost_blocks(bnn.network) if blocks is None else [_module(bnn.network, block) for block in blocks]
     modules = sorted(given, key=lambda module: len(list(module.modules())))  # FSDP2 needs inner blocks first
     owners = owners_of(bnn.slot_places, modules)
@@ -104,11 +116,11 @@ def fully_shard(
         if not own and next(module.parameters(), None) is None:
             continue
         run_with_units(module, own, lambda: bnn.installed)
-        shard_module(module, mesh=mesh, reshard_after_forward=reshard_after_forward, mp_policy=policy)
+        shard_module(module, mesh=mesh, reshard_after_forward=reshard_after_forward, mp_policy=policy_of_others)
     bnn.root_units = [one for one, owner in zip(placed, owner_of, strict=True) if owner is None]
     for one in bnn.root_units:
         one.unit.keeps = True
-    shard_module(bnn.network, mesh=mesh, mp_policy=policy)
+    shard_module(bnn.network, mesh=mesh, mp_policy=policy_of_others)
     return bnn
 
 

@@ -4,6 +4,7 @@ A training calls the hooks in this order, in each of the method's stages:
 
     start         before the optimizers are made; the posterior may still change its shape here
     after_step    after every optimizer step
+    finish        after the last step; the posterior may change its shape here too
 
 A method is settings only and has no state. What it must remember is in buffers of the posterior or in the state of an
 optimizer, so that a checkpoint holds it. `lb.fit` calls the hooks, and so can any loop (docs/training.md shows one).
@@ -99,7 +100,7 @@ class Method:
             natural-gradient update, with `lb.IVON`). A method may also have "auto", which a model never has: `lb.fit`
             and the command line use ivon for classes of color images, and all else is backprop.
         bayesian_weights: Whether weights move from the network into a posterior.
-        has_temperature: Whether its training weighs a KL by the temperature of the recipe.
+        has_kl: Whether its posterior has a KL that is trained, which the temperature of the recipe weighs.
         chooses_parameters: Whether `selected`, and not the user, says which parameters are Bayesian. None is a weight.
 
     Example:
@@ -111,7 +112,7 @@ class Method:
     samples: int = 30
     engine: str = "backprop"
     bayesian_weights: bool = True
-    has_temperature: bool = True
+    has_kl: bool = True
     chooses_parameters: bool = False
 
     @property
@@ -119,8 +120,16 @@ class Method:
         """Whether weights of layers are Bayesian, and not only factors or norms that the method chooses."""
         return self.bayesian_weights and not self.chooses_parameters
 
+    @property
+    def has_temperature(self) -> bool:
+        """Whether the temperature of a recipe changes the training."""
+        return self.bayesian_weights and self.has_kl and self.rule != "mean"
+
     def prepare(self, network: nn.Module) -> nn.Module:
-        """Return a copy of the user's network with more parameters, if the method adds some that are Bayesian."""
+        """Return a copy of the user's network with more parameters, if the method adds some that are Bayesian.
+
+        What needs no Bayesian parameter belongs into `wrap`, which changes the copy that the model has anyway.
+        """
         return network
 
     def selected(self, network: nn.Module) -> Select:
@@ -168,6 +177,9 @@ class Method:
 
     def after_step(self, training: Training) -> None:
         """Act after an optimizer step, on the posterior and on the optimizers' state, in place."""
+
+    def finish(self, training: Training) -> None:
+        """Act after the last step, when the optimizers are no longer used. Parameters may be replaced."""
 
 
 METHODS: dict[str, Method] = {}  # by the name on the command line, with the settings that it starts from there

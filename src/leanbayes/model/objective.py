@@ -40,6 +40,7 @@ def elbo_loss(
 
     An ensemble returns the sum over its members, so that each member has the gradient it would have alone. It ignores
     `samples`. Members that share weights, as those of `lb.BatchEnsemble`, divide the examples of the batch among them.
+    Those of `lb.PackedEnsemble` and `lb.MIMO` are trained in one pass.
 
     Args:
         model: A `BayesianModel`, or DistributedDataParallel or torch.compile around one.
@@ -78,7 +79,6 @@ def elbo_loss(
     _check_arguments(bnn, x, y, num_data, temperature, samples, over)
     if isinstance(x, Mapping) and x.get("labels") is y:  # a network of transformers would compute a loss of its own
         x = {name: value for name, value in x.items() if name != "labels"}
-    members = bnn.separate_members
     by_optimizer = bnn.method.engine == "ivon"  # which the gradient of the KL is left to
     if torch.is_grad_enabled():
         bnn.trained_rule = bnn.rule
@@ -94,27 +94,31 @@ def elbo_loss(
 
     def loss_of(number: int) -> Tensor:
         with_kl = number == 0 and len(bnn.layout) > 0 and (isinstance(temperature, Tensor) or temperature > 0)
-        draw = bnn.next_draw(generator, number, with_kl)._replace(training=True)
+        draw = bnn.next_draw(generator, number, with_kl)._replace(training=True, joint=bnn.joint)
         result = call_with(model, x, _draw=draw)
         output, kl = result if with_kl else (result, None)
         output = moments_of(output_tensor(output))
         by_moments = isinstance(output, Moments)
         known = output.loc if by_moments else output
-        used.check_shape(known, y)
+        labels = y.repeat_interleave(len(known) // len(y), 0) if draw.joint else y
+        used.check_shape(known, labels)
         if checked:
-            used.check_values(known, y)
+            used.check_values(known, labels)
         if by_moments:
-            total, observations = bnn.method.expected_nll(used, output, y, draw.key)
+            total, observations = bnn.method.expected_nll(used, output, labels, draw.key)
         else:
-            total, observations = used.nll(output, y)
+            total, observations = used.nll(output, labels)
         loss = total / observations
+        if draw.joint:
+            loss = loss * bnn.summed_members
         if kl is not None:  # counted once, whatever the number of samples
             share = 1 if bnn.posterior.kl_is_mean else num_data * (observations / len(y))
             kl = kl.detach() if by_optimizer else kl
             loss = loss + (samples * temperature) * kl / share
         return loss
 
-    count, weight = (members, 1.0) if members is not None else (samples, 1.0 / samples)
+    many = bnn.summed_members > 1 or bnn.joint
+    count, weight = (bnn.loss_passes, 1.0) if many else (samples, 1.0 / samples)
     loss = loss_of(0) if count == 1 else _accumulate(loss_of, count, weight, bnn, x)
     if checked and not torch.isfinite(loss):
         _explain(bnn, x, y, loss)

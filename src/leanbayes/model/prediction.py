@@ -43,7 +43,7 @@ def predict(
     outputs, start = [], time.perf_counter()
     with torch.no_grad(), bnn.using(rule or bnn.current_rule), evaluation_mode(bnn), _steady(bnn):
         used, finite = bnn.current_rule, _are_clean(x, bnn.device)
-        draws = draws_of(bnn, samples, generator)
+        draws = passes_of(bnn, draws_of(bnn, samples, generator))
         summarize = used.mean_rule is None and not keep_outputs
         chunks = _Chunks(bnn, x, rows, draws[0], memory_budget, compile, summarize)
         accumulator = bnn.likelihood.accumulator()
@@ -61,12 +61,15 @@ def predict(
                 bnn.compiled_passes.add_time(time.perf_counter() - start)
                 return result.prediction
             finite = finite & is_finite(result)
-            accumulator.update(result)
-            if keep_outputs:
-                outputs.append(result)
+            for member in result.unflatten(0, (rows, bnn.members)).unbind(1) if draw.joint else [result]:
+                accumulator.update(member)
+                if keep_outputs:
+                    outputs.append(member)
         _check_finite(finite, x)  # once, because it waits for the device
         bnn.compiled_passes.add_time(time.perf_counter() - start)
-        return accumulator.finish(len(draws), torch.stack(outputs) if keep_outputs else None)
+        return accumulator.finish(
+            bnn.summed_members if draws[0].joint else len(draws), torch.stack(outputs) if keep_outputs else None
+        )
 
 
 def _count_rows(x: Any) -> int:
@@ -117,6 +120,11 @@ def draws_of(bnn: "BayesianModel", samples: int | None, generator: torch.Generat
         raise LeanBayesError(f"samples={samples} must be a whole number from 1 to {limit}.")
     _warn_of_rule_mismatch(bnn)
     return [bnn.next_draw(generator, number) for number in range(samples)]
+
+
+def passes_of(bnn: "BayesianModel", draws: "list[Draw]") -> "list[Draw]":
+    """Return the passes that draws take: one for all members if one pass computes them, and all are asked for."""
+    return [draws[0]._replace(joint=True)] if bnn.joint and len(draws) == bnn.members else draws
 
 
 def _steady(bnn: "BayesianModel") -> contextlib.AbstractContextManager[None]:

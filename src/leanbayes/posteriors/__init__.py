@@ -2,6 +2,8 @@
 
 from leanbayes.posteriors.base import DiagonalGaussian, Posterior
 from leanbayes.posteriors.full import FullPosterior
+from leanbayes.posteriors.group_noise import GroupNoisePosterior
+from leanbayes.posteriors.kronecker import KroneckerPosterior
 from leanbayes.posteriors.latent_factors import LatentFactors
 from leanbayes.posteriors.low_rank import LowRankPosterior
 from leanbayes.posteriors.mean_field import MeanFieldPosterior
@@ -11,7 +13,9 @@ from leanbayes.posteriors.point import PointPosterior
 from leanbayes.posteriors.rank_one_factors import CauchyFactors, GaussianFactors
 from leanbayes.posteriors.row import RowPosterior
 from leanbayes.posteriors.shared.shared import SharedPosterior
+from leanbayes.posteriors.subspace.spike_slab import SpikeSlabPosterior
 from leanbayes.posteriors.subspace.subspace import SparsePointPosterior, SubspacePosterior
+from leanbayes.posteriors.subspace.variational_dropout import VariationalDropoutPosterior
 from leanbayes.posteriors.unfitted import UnfittedPosterior
 
 __all__ = [
@@ -19,6 +23,8 @@ __all__ = [
     "DiagonalGaussian",
     "FullPosterior",
     "GaussianFactors",
+    "GroupNoisePosterior",
+    "KroneckerPosterior",
     "LatentFactors",
     "LowRankPosterior",
     "MeanFieldPosterior",
@@ -29,6 +35,8 @@ __all__ = [
     "RowPosterior",
     "SharedPosterior",
     "SparsePointPosterior",
+    "SpikeSlabPosterior",
     "SubspacePosterior",
     "UnfittedPosterior",
+    "VariationalDropoutPosterior",
 ]

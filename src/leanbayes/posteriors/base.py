@@ -161,6 +161,11 @@ class Posterior(nn.Module):
         """The number of Bayesian weights."""
         return self.layout.numel
 
+    def mean_std(self) -> Tensor:
+        """Return the mean σ of the weights that have any."""
+        stds = self.variance().sqrt()
+        return stds.sum() / (stds > 0).sum().clamp_min(1)
+
     def kl(self, key: Tensor) -> Tensor:
         """Return KL(q ‖ prior), summed over the weights. The key is used if there is no closed form."""
         raise NotImplementedError  # abstract

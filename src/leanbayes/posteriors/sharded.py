@@ -109,7 +109,7 @@ class ShardedPosterior(Posterior):
                 group,
                 group.parameter(stored.entries[here], stored.mean),
                 group.parameter(stored.rho[here], stored.rho),
-                None if index is None else group.cut(index),
+                index,
                 rest,
                 gaussian.NormalTerms(
                     None if terms.loc is None else terms.loc[here],
@@ -134,6 +134,10 @@ class ShardedPosterior(Posterior):
     def sample(self, key: Tensor) -> Tensor:
         """Return one sample of all weights, gathered from all processes."""
         return torch.cat([unit.sample(key) for unit in self._units()])
+
+    def mean_std(self) -> Tensor:
+        """Return the mean σ of the Gaussian weights of all processes."""
+        return total(self.stored()[1].sum(), self.group) / max(self.random_weights, 1)
 
     def kl(self, key: Tensor) -> Tensor:
         """Return KL(q ‖ prior) of the weights of all processes. Its gradient is that of the part of this process."""

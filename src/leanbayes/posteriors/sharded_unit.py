@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from leanbayes.core import gaussian, noise
 from leanbayes.core.layout import Layout
-from leanbayes.core.parts import local_part, whole
+from leanbayes.core.parts import local_part, overwrite, whole
 from leanbayes.core.sharding import ShardGroup
 from leanbayes.posteriors.base import Posterior
 from leanbayes.priors import BoundPrior
@@ -83,6 +83,7 @@ class Unit(Posterior):
     """
 
     index: Tensor | None
+    spans: Tensor | None
     loc: Tensor | None
     scales: Tensor | None
 
@@ -104,7 +105,8 @@ class Unit(Posterior):
         self.dtype = group.compute_dtype or layout.slots[0].dtype
         self.start = first + group.bounds(len(rho))[0]
         self.mu, self.rho, self.rest = mean, rho, rest
-        self.register_buffer("index", index)
+        self.register_buffer("index", None if index is None else group.cut(index))
+        self.register_buffer("spans", None if index is None else self._counted(index))
         self.register_buffer("loc", None if terms.loc is None else group.cut(terms.loc))
         self.register_buffer("scales", group.cut(terms.scale) if isinstance(terms.scale, Tensor) else None)
         self._random = list(random)
@@ -153,6 +155,17 @@ class Unit(Posterior):
     def entries(self) -> list[nn.Parameter]:
         """Return the parameters with one value per active weight."""
         return [self.mu, self.rho]
+
+    def move_to(self, index: Tensor) -> None:
+        """Replace the active positions by others, given in increasing order."""
+        assert self.index is not None
+        assert self.spans is not None
+        overwrite(self.index, index)
+        self.spans.copy_(self._counted(index))
+
+    def _counted(self, index: Tensor) -> Tensor:
+        """Return how many positions each span of 2^16 has: processes exchange only the lower bits of positions."""
+        return torch.bincount(index >> 16, minlength=-(-self.layout.numel >> 16))
 
     # -- the part of this process -------------------------------------------------------------------------------------
 
@@ -204,7 +217,12 @@ class Unit(Posterior):
 
     def gathered_index(self) -> Tensor | None:
         """Return the positions of all Gaussian weights, or None if all weights are Gaussian."""
-        return None if self.index is None else self.group.gather(local_part(self.index), len(self.rho)).long()
+        if self.index is None or self.spans is None:
+            return None
+        lower = (local_part(self.index) & 0xFFFF) - 0x8000
+        gathered = self.group.gather(lower.to(torch.int16), len(self.rho)).long()
+        starts = 0x8000 + (torch.arange(len(self.spans), device=gathered.device) << 16)
+        return gathered.add_(starts.repeat_interleave(self.spans, output_size=len(gathered)))
 
     def remember(self, tensor: Tensor, again: Callable[[], Tensor]) -> Gathered:
         """Let the backward pass gather a tensor again, instead of keeping it from the forward pass."""

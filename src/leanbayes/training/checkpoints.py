@@ -150,6 +150,10 @@ class Checkpoints:
         for old in self.all()[: -self.keep]:
             self.remove(old)
 
+    def take_part(self, bnn: BayesianModel) -> None:
+        """Take part in `save` of a sharded model, which another process calls."""
+        save(bnn, self.folder / _MODEL)
+
     # -- reading ------------------------------------------------------------------------------------------------------
 
     def latest_intact(self) -> Path | None:

@@ -146,7 +146,7 @@ def fit(
 
     if changed.temperature is not None and changed.temperature != "auto":
         return train(changed.temperature, folder)[0]
-    if not method.bayesian_weights or method.rule == "mean" or not method.has_temperature:  # there is no KL
+    if not method.has_temperature:
         return train(1.0, folder)[0]
     chosen = None if folder is None or overwrite else chosen_temperature(folder)
     if chosen is not None:

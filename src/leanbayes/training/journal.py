@@ -7,6 +7,7 @@ from contextlib import AbstractContextManager
 import torch
 from accelerate import Accelerator
 
+from leanbayes.core.parts import local_part
 from leanbayes.errors import LeanBayesError
 from leanbayes.model.bayesian import BayesianModel
 from leanbayes.training.checkpoints import Checkpoints, LoopState, TrainingState
@@ -50,10 +51,11 @@ class Journal:
         self._record, self._progress, self._checkpoints, self._on_log = record, progress, checkpoints, on_log
         self._accelerator, self._batch_size = accelerator, batch_size
         self.steps_done = self._steps_now = 0
+        self._saved: int | None = None  # the step of the last checkpoint
         self._estimate_start, self._said_long = 0.0, False
         self._clock = Clock(accelerator.device)
         if state is not None:
-            self.steps_done = state["steps_done"]
+            self.steps_done = self._saved = state["steps_done"]
             self._clock = Clock(accelerator.device, state["seconds"])
             record.history, record.costs = state["history"], state["costs"]
 
@@ -177,10 +179,14 @@ class Journal:
 
     def checkpoint(self, bnn: BayesianModel, state: LoopState) -> None:
         """Write a checkpoint and the record. A model with NaN or infinity is not written, but raises an error."""
-        if self._checkpoints is None or not self._accelerator.is_main_process:
+        if self._checkpoints is None or self.steps_done == self._saved:
+            return
+        self._saved = self.steps_done
+        first = self._accelerator.is_main_process
+        if not first and bnn.root_units is None:
             return
         for name, parameter in bnn.named_parameters():
-            if not parameter.isfinite().all():
+            if not local_part(parameter).isfinite().all():
                 raise self.failure(f"{name} contains NaN or infinity: lower the learning rate or clip the gradient.")
         complete: TrainingState = {
             **state,
@@ -190,8 +196,11 @@ class Journal:
             "seconds": self.seconds(),
             "processes": self._accelerator.num_processes,
         }
-        self._checkpoints.save(self.steps_done, bnn, complete)
-        self._write_record()
+        if first:
+            self._checkpoints.save(self.steps_done, bnn, complete)
+            self._write_record()
+        else:  # all processes gather the model
+            self._checkpoints.take_part(bnn)
 
     def failure(self, reason: str) -> LeanBayesError:
         """Return the error of a training that cannot continue."""

@@ -22,6 +22,7 @@ from leanbayes.training.journal import Journal
 from leanbayes.training.learning_rates import LearningRates
 from leanbayes.training.optimizer_step import OptimizerStep, TakesSteps
 from leanbayes.training.plan import StagePlan
+from leanbayes.training.sharded_run import cut_state, gathered_state
 from leanbayes.training.stopping import StopSignals
 
 _REMEDY = "lower the learning rate, clip the gradient, or check the data for NaN."
@@ -57,14 +58,16 @@ class Loop:
         self._journal, self._evaluate, self._stop = journal, evaluate, stop
         self._rates = LearningRates(training.optimizers)
         self._forward = vars(training.model)["forward"]
-        step = OptimizerStep(accelerator.prepare(training.model), training, self._recipe, accelerator)
+        self._is_sharded = training.model.root_units is not None
+        prepared = training.model if self._is_sharded else accelerator.prepare(training.model)
+        step = OptimizerStep(prepared, training, self._recipe, accelerator)
         self._temperature, self._loss_sum, self._loss_count = step.temperature, step.loss_sum, 0
         self._last_checkpoint = time.monotonic()
         if state is not None:
             if len(state["optimizers"]) != len(training.optimizers):
                 raise FileFormatError("The checkpoint has other optimizers than this training: overwrite the run.")
             for optimizer, saved in zip(training.optimizers, state["optimizers"], strict=True):
-                restore_optimizer(optimizer, saved)
+                restore_optimizer(optimizer, cut_state(optimizer, saved) if self._is_sharded else saved)
             if accelerator.scaler is not None:
                 accelerator.scaler.load_state_dict(state["scaler"])
             self._loss_sum += state["loss_sum"]
@@ -157,11 +160,10 @@ class Loop:
                 raise self._journal.failure(f"The loss is {loss}: {_REMEDY}")
             self._loss_sum.zero_()
             self._loss_count = 0
-            values = {"loss": loss / (bnn.separate_members or 1)}  # the loss of an ensemble is the sum over its members
+            values = {"loss": loss / bnn.summed_members}  # the loss of an ensemble is the sum over its members
             if len(bnn.layout):
                 values["kl"] = bnn.kl(torch.Generator().manual_seed(0)).item()
-                stds = bnn.posterior.variance().sqrt()
-                values["sigma"] = (stds.sum() / (stds > 0).sum().clamp_min(1)).item()  # of the random weights
+                values["sigma"] = bnn.posterior.mean_std().item()
             values["temperature"] = training.temperature
             values["lr"] = self._rates.first
         self._journal.log(values, epoch=epoch, validation=validation)
@@ -178,6 +180,10 @@ class Loop:
             return condition
         return self._loss_count == 0 and self._training.average(self._loss_sum.new_tensor(condition)).item() > 0
 
+    def _optimizer_states(self) -> list[dict[str, Any]]:
+        states, first = self._rates.optimizer_states(), self._accelerator.is_main_process
+        return [gathered_state(state, first) for state in states] if self._is_sharded else states
+
     def _checkpoint(self) -> None:
         """Write a checkpoint. All processes take part."""
         if not self._journal.has_checkpoints:
@@ -190,7 +196,7 @@ class Loop:
             state: LoopState = {
                 "stage": self._number,
                 "step": training.step,
-                "optimizers": self._rates.optimizer_states(),
+                "optimizers": self._optimizer_states(),
                 "scaler": None if scaler is None else scaler.state_dict(),
                 "loss_sum": loss_sum,
                 "loss_count": self._loss_count,

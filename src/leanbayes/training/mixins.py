@@ -60,6 +60,10 @@ class _Loop:
     def _after_step(self, *_: Any) -> None:
         self.training.model.method.after_step(self.training)
 
+    def finish(self) -> None:
+        """Let the method act after the last step."""
+        self.training.model.method.finish(self.training)
+
     def loss(self, model: nn.Module, batch: Any, step: int) -> Tensor:
         """Return the loss of a batch, after a number of optimizer steps."""
         training = self.training
@@ -164,6 +168,13 @@ class TrainerMixin:
         trainer: Any = super()
         return trainer.create_scheduler(num_training_steps, *args, **kwargs)
 
+    def train(self, *args: Any, **kwargs: Any) -> Any:
+        """Train, and let the method finish."""
+        trainer: Any = super()
+        result = trainer.train(*args, **kwargs)
+        self._loop.finish()
+        return result
+
     def _load_from_checkpoint(self, *args: Any, **kwargs: Any) -> None:
         trainer: Any = super()
         trainer._load_from_checkpoint(*args, **kwargs)
@@ -256,6 +267,10 @@ class LightningMixin:
         module: Any = self
         self._loop.training.steps = int(module.trainer.estimated_stepping_batches)
         return self._loop.start(self._lr, lambda groups: torch.optim.AdamW(groups, self._lr, weight_decay=0.0))
+
+    def on_train_end(self) -> None:
+        """Let the method finish."""
+        self._loop.finish()
 
     def on_load_checkpoint(self, checkpoint: Any) -> None:
         """Keep the stds of the checkpoint."""

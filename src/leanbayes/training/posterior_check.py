@@ -22,7 +22,7 @@ def posterior_problem(scores: Mapping[str, float], method: Method, temperature: 
         temperature: The temperature of the training.
         data: The data, for the score of a constant prediction.
     """
-    if not method.bayesian_weights or method.rule == "mean" or not method.has_temperature or not scores:
+    if not method.has_temperature or not scores:
         return None
     learned = _nothing_learned(scores, data.outputs, data.target_std)
     information, entropy, nll = (scores.get(name, math.nan) for name in ("mutual_information", "entropy", "nll"))

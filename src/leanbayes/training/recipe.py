@@ -67,6 +67,8 @@ class Recipe:
         channels_last: store images and convolutions in the memory format that GPUs prefer.
         device: where to train. None means the GPU, if there is one.
         unused_parameters: let several processes train a network in which a step may not use some parameters.
+        shard: cut means, stds and the state of optimizers into parts, one per process (`lb.fully_shard`), instead of a
+            copy in each. Then processes share the sample of a step, and another number of them can resume the run.
         workers: processes that read data sets that are not in memory.
         evaluate_every: epochs from one evaluation on the held-out split to the next. 0 means only at the end.
         refresh_batchnorm: recompute the statistics of BatchNorm under the posterior at the end.
@@ -109,6 +111,7 @@ class Recipe:
     channels_last: bool = _setting(False, whole_run=True)
     device: Literal["cpu", "cuda"] | None = _setting(None, whole_run=True, free_on_resume=True)
     unused_parameters: bool = _setting(False, whole_run=True, free_on_resume=True)
+    shard: bool = _setting(False, whole_run=True, former_default=False)
     workers: int = _setting(0, whole_run=True, free_on_resume=True)
     evaluate_every: int = _setting(1, free_on_resume=True)
     refresh_batchnorm: bool = _setting(True, whole_run=True)
@@ -143,6 +146,12 @@ class Recipe:
             if getattr(self, name) not in choices:
                 known = ", ".join(repr(choice) for choice in choices if choice)
                 raise LeanBayesError(f"{name}={getattr(self, name)!r} is unknown: use one of {known}.")
+
+        for name, works in (("compile", False), ("average", None), ("samples", 1)):
+            if self.shard and getattr(self, name) != works:
+                raise LeanBayesError(
+                    f"shard=True does not work with {name}={getattr(self, name)!r}: leave one of them out."
+                )
 
     def _check(self, name: str, low: float, high: float = math.inf, integer: bool = False) -> None:
         value = getattr(self, name)
@@ -247,6 +256,7 @@ class RecipeSettings(TypedDict, total=False):
     channels_last: bool
     device: Literal["cpu", "cuda"] | None
     unused_parameters: bool
+    shard: bool
     workers: int
     evaluate_every: int
     refresh_batchnorm: bool

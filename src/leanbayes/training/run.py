@@ -22,6 +22,7 @@ from torch import Tensor, nn
 from leanbayes.core.files import reason_of
 from leanbayes.core.layout import Select
 from leanbayes.core.network import input_dtype
+from leanbayes.core.parts import local_part
 from leanbayes.data import Batches, Data
 from leanbayes.deploy.loading import load
 from leanbayes.deploy.model_file import save
@@ -50,6 +51,7 @@ from leanbayes.training.run_folder import (
     remove_leftovers,
     remove_run,
 )
+from leanbayes.training.sharded_run import check_shardable, make_equal, shard_for_training
 from leanbayes.training.stopping import StopSignals
 from leanbayes.training.tracking import OnLog, listening
 
@@ -88,14 +90,20 @@ class Run:
         self._checkpoints = None if folder is None else Checkpoints(folder / CHECKPOINTS, recipe.keep)
         world, rank = accelerator.num_processes, accelerator.process_index
         parts = world * recipe.accumulate
-        own = identity(model, method, recipe, data, self._likelihood, select, accelerator.mixed_precision, parts)
+        # Processes of a sharded model share a sample, so their number does not change the training.
+        separate = recipe.accumulate if recipe.shard else parts
+        own = identity(model, method, recipe, data, self._likelihood, select, accelerator.mixed_precision, separate)
         for name in notes:
             if name in own:
                 raise LeanBayesError(f"notes cannot contain {name!r}, which run.json has already: use another name.")
         self._record = Record(self._folder, {**own, **notes})
         self._batches = self._in_batches(data.train, True, parts=parts, mine=range(rank, parts, world))
-        self._held_out = self._in_batches(data.validation, False, parts=world, mine=[rank])
+        # All processes of a sharded model must run the same passes, so each of them evaluates all examples.
+        share = {} if recipe.shard else {"parts": world, "mine": [rank]}
+        self._held_out = self._in_batches(data.validation, False, **share)
         self._plans = plan_stages(method, recipe)
+        if recipe.shard:
+            check_shardable(self._plans, accelerator.mixed_precision)
 
     def _in_batches(self, dataset: Any, train: bool, augment: bool = True, **share: Any) -> Batches:
         return Batches(
@@ -246,7 +254,8 @@ class Run:
         if latest is not None:
             bnn, state = loaded[0] if loaded else checkpoints.load(latest, self._network)
             # The counter of the noise counts the samples of one process.
-            bnn.noise.state[1] = bnn.noise.state[1] * state["processes"] // self._accelerator.num_processes
+            if not self._recipe.shard:
+                bnn.noise.state[1] = bnn.noise.state[1] * state["processes"] // self._accelerator.num_processes
         self._accelerator.wait_for_everyone()  # no process may write before all have read
 
         def clean() -> None:
@@ -290,7 +299,12 @@ class Run:
         if state is None:
             bnn = self._next_model(plan, bnn)
         assert bnn is not None
-        bnn = bnn.to(self._accelerator.device).train()
+        shard = self._recipe.shard and plan.method.bayesian_weights
+        if shard:
+            make_equal(bnn, self._accelerator.device)
+        # A model to shard may be too large for the device, which `start` of a few methods needs.
+        early = not shard or type(plan.method).start is not Method.start
+        bnn = bnn.to(self._accelerator.device if early else "cpu").train()
         training = Training(
             bnn,
             plan.epochs * len(self._batches),
@@ -305,14 +319,19 @@ class Run:
             if not training.steps:
                 journal.start()  # what follows is all that the stage does
             plan.method.start(training)
-            bnn = training.model.to(self._accelerator.device).train()  # `start` may have replaced it
+            bnn = training.model.to(
+                self._accelerator.device if early else "cpu"
+            ).train()  # `start` may have replaced it
         else:
             training.step = state["step"]
         if not training.steps:  # nor a checkpoint: a resumed run starts the stage again
             journal.epoch_done(None)
             return bnn
+        if shard:
+            shard_for_training(bnn, self._accelerator)
         training.optimizers = plan.recipe.optimizers(bnn, training.num_data, keep_std=state is not None)
         Loop(plan, training, self._batches, self._accelerator, journal, self._validate, stop, state).run()
+        plan.method.finish(training)
         return bnn
 
     def _next_model(self, plan: StagePlan, bnn: BayesianModel | None) -> BayesianModel:
@@ -336,10 +355,13 @@ class Run:
             with self._accelerator.autocast():
                 bnn.refresh_batchnorm((x for x, _ in some), torch.Generator().manual_seed(self._recipe.seed))
         costs = {"trainable": sum(p.numel() for p in bnn.parameters() if p.requires_grad)}
-        tensors = {(t.data_ptr(), t.numel()): t.numel() for t in bnn.state_dict().values()}  # tied tensors count once
+        # tied tensors count once
+        tensors = {(local_part(t).data_ptr(), t.numel()): t.numel() for t in bnn.state_dict().values()}
         costs["stored"] = sum(tensors.values())
-        if self._folder is not None and self._accelerator.is_main_process:
+        first = self._accelerator.is_main_process
+        if self._folder is not None and (first or bnn.root_units is not None):
             save(bnn, self._folder / MODEL)
+        if self._folder is not None and first:
             costs["file_bytes"] = (self._folder / MODEL).stat().st_size
         journal.add_costs(costs)
         scores = self._validate(bnn, samples=None)

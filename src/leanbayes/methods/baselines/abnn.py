@@ -40,6 +40,7 @@ class ABNN(Method):
     train_all: bool = False
     samples: int = 30
     chooses_parameters = True
+    has_kl = False  # α is fixed
 
     def __post_init__(self) -> None:
         if not 0 < self.noise_std < math.inf:

@@ -16,7 +16,7 @@ class AfterTraining(Method):
     """
 
     pretrain: bool
-    has_temperature = False  # the temperature of a recipe weighs a KL, and none is trained
+    has_kl = False
 
     def posterior(self, layout: Layout, mean: Tensor, variance: Tensor | None) -> Posterior:
         """Keep the weights until the posterior is fitted."""

@@ -87,29 +87,48 @@ class CyclicalSGMCMC(Method):
         chain, done = training.model.network, training.step + 1
         assert isinstance(chain, Chain)
         if self.temperature and training.step * self.cycles / training.steps % 1.0 >= self.exploration:
-            self._add_noise(training)
+            add_noise(training, self.temperature)
         if done in self._due(training.steps):
             chain.collect()
+        if done * self.cycles // training.steps > training.step * self.cycles // training.steps:
+            _stop(training.optimizers)
 
-    @torch.no_grad()
-    def _add_noise(self, training: Training) -> None:
-        """Do what noise in the gradient of the last step would have done."""
-        seed = training.model.noise.state[0]  # equal in all processes, which must take the same step
-        key, stream = torch.stack([seed, torch.full_like(seed, training.step)]), _STREAM
-        found = [one for one in training.optimizers if isinstance(one, torch.optim.SGD)]
-        if not found:
-            raise LeanBayesError("CyclicalSGMCMC adds its noise to SGD: train with torch.optim.SGD.")
-        for optimizer in found:
-            for group in optimizer.param_groups:
-                beta, rate = group["momentum"], group["lr"]
-                std = (2 * (1 - beta) * rate * self.temperature / training.num_data) ** 0.5
-                for parameter in group["params"]:
-                    change = noise.normal(parameter, key, stream) * std
-                    stream += 1
-                    momentum = optimizer.state[parameter].get("momentum_buffer")
-                    if momentum is not None:
-                        momentum.sub_(change / rate)
-                    parameter.add_(change, alpha=1 + beta if group["nesterov"] else 1)
+
+@torch.no_grad()
+def add_noise(training: Training, temperature: float, only: Tensor | None = None) -> None:
+    """Do what noise in the gradient of the last step would have done, to all parameters or to one of them."""
+    seed = training.model.noise.state[0]  # equal in all processes, which must take the same step
+    key, stream = torch.stack([seed, torch.full_like(seed, training.step)]), _STREAM
+    found = [one for one in training.optimizers if isinstance(one, torch.optim.SGD)]
+    if not found:
+        name = type(training.model.method).__name__
+        raise LeanBayesError(f"{name} adds its noise to SGD: train with torch.optim.SGD.")
+    for optimizer in found:
+        for group in optimizer.param_groups:
+            beta, rate = group["momentum"], group["lr"]
+            std = (2 * (1 - beta) * rate * temperature / training.num_data) ** 0.5
+            for parameter in group["params"]:
+                if only is not None and parameter is not only:
+                    continue
+                change = noise.normal(parameter, key, stream) * std
+                stream += 1
+                momentum = optimizer.state[parameter].get("momentum_buffer")
+                if momentum is not None:
+                    momentum.sub_(change / rate)
+                parameter.add_(change, alpha=1 + beta if group["nesterov"] else 1)
+
+
+@torch.no_grad()
+def _stop(optimizers: list[torch.optim.Optimizer]) -> None:
+    """Set the momentum to zero at the end of a cycle.
+
+    SGD multiplies it by the learning rate, so the noise of a step with the rate l is as 1/√l in it. The rate is nearly
+    zero at the end of a cycle, and with the high rate of the next one this noise would be a large step.
+    """
+    for optimizer in optimizers:
+        for state in optimizer.state.values():
+            if state.get("momentum_buffer") is not None:
+                state["momentum_buffer"].zero_()
 
 
 class Chain(Members):

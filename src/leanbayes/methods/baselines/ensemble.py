@@ -42,12 +42,12 @@ class Ensemble(Method):
         """Return the members."""
         others = [copy.deepcopy(network) for _ in range(self.members - 1)]
         for number, other in enumerate(others, start=1):
-            _reset(other, self.seed + number)
+            initialize_again(other, self.seed + number)
         return Members([network, *others])
 
 
 @torch.no_grad()
-def _reset(network: nn.Module, seed: int) -> None:
+def initialize_again(network: nn.Module, seed: int) -> None:
     """Initialize every layer again, without changing the global random state."""
     devices = sorted({p.device.index for p in network.parameters() if p.is_cuda})
     before = [p.clone() for p in network.parameters()]

@@ -23,13 +23,14 @@ from leanbayes.methods.pbn.estimators import scores_of
 from leanbayes.methods.pbn.selection import check_rate, top
 from leanbayes.model.bayesian import BayesianModel
 from leanbayes.model.curvature import estimated_diagonal, exact_diagonal, full_matrix, labeled
+from leanbayes.model.kronecker_curvature import kronecker_factors
 from leanbayes.model.method import Training, register_method
 from leanbayes.model.validation_nll import validation_nll
-from leanbayes.posteriors import FullPosterior, MeanFieldPosterior, PartialPosterior, Posterior
+from leanbayes.posteriors import FullPosterior, KroneckerPosterior, MeanFieldPosterior, PartialPosterior, Posterior
 from leanbayes.priors import BoundPrior, Normal, Prior
 
 Over = Literal["all", "last-layer"]
-Covariance = Literal["diagonal", "full"]
+Covariance = Literal["diagonal", "kronecker", "full"]
 Estimate = Literal["probes", "exact"]
 PriorFrom = Literal["marginal-likelihood", "held-out"]
 Subnetwork = Literal["variance", "jacobian", "moment", "fisher", "paper", "magnitude", "random"]
@@ -54,13 +55,15 @@ class Laplace(AfterTraining):
     Attributes:
         over: the Bayesian weights: all weights of layers, or weight and bias of the last linear layer. `select=`
             replaces it.
-        covariance: diagonal, or full for up to 10,000 weights, such as those of the last layer. Predictions with a full
-            covariance are by samples.
+        covariance: diagonal; kronecker for two factors of each parameter of linear layers and convolutions (KFAC); or
+            full for up to 10,000 weights, such as those of the last layer. Predictions with the last two are by
+            samples.
         rate: fraction of these weights that are Bayesian. The others are deterministic.
         subnetwork: which weights are Bayesian if rate is below 1: those with the largest variance, or the largest
             sensitivity of a kind that `lb.PBN` has, such as jacobian.
-        estimate: how a diagonal is computed. probes takes backward passes with random signs, in the memory of a
-            training step. exact takes the derivatives of each output of each example, for small networks.
+        estimate: how a diagonal or Kronecker factors are computed. probes takes backward passes with random signs, in
+            the memory of a training step. exact takes the derivatives of each output of each example, for small
+            networks, and of each output of a batch for Kronecker factors.
         probes: number of these backward passes on the first 64 batches together, and as many per batch on others.
         prior: the prior over the weights. `Normal("auto")` leaves its scale open, and data choose it.
         prior_from: how data choose it. marginal-likelihood needs no more data. held-out takes the best likelihood of
@@ -101,9 +104,13 @@ class Laplace(AfterTraining):
             raise LeanBayesError(f"temperature={self.temperature} must be a positive number.")
         if not getattr(self.prior, "gaussian", False):
             raise LeanBayesError("A Laplace approximation needs a Gaussian prior: use lb.Normal().")
-        if self.covariance == "full" and self.rule not in ("sample", "mean"):
+        if self.covariance == "kronecker" and (self.rate < 1 or not isinstance(self.prior, Normal)):
             raise LeanBayesError(
-                f"covariance='full' predicts by samples of the weights, not by the rule {self.rule!r}: "
+                "covariance='kronecker' is for all weights of a layer, with the same prior: use rate=1 and lb.Normal()."
+            )
+        if self.covariance != "diagonal" and self.rule not in ("sample", "mean"):
+            raise LeanBayesError(
+                f"covariance={self.covariance!r} predicts by samples of the weights, not by the rule {self.rule!r}: "
                 "use rule='sample', or covariance='diagonal'."
             )
         check_gaussian_settings(self.prior, 1.0, self.rule, self.samples)
@@ -119,6 +126,10 @@ class Laplace(AfterTraining):
         prior = self.prior.bind(layout, mean)
         if self.covariance == "full":
             return FullPosterior(layout, mean, mean.new_zeros(0, 0), prior, torch.zeros(0, dtype=torch.int64))
+        if self.covariance == "kronecker":
+            shapes = [(slot.shape[0], math.prod(slot.shape[1:])) for slot in layout]
+            left, right = ([mean.new_zeros(shape[side], shape[side]) for shape in shapes] for side in (0, 1))
+            return KroneckerPosterior(layout, mean, torch.ones_like(mean), left, right, prior)
         if self.rate < 1:
             return PartialPosterior(layout, mean, torch.ones_like(mean), prior)
         return MeanFieldPosterior(layout, mean, torch.ones_like(mean), prior)
@@ -142,6 +153,9 @@ class Laplace(AfterTraining):
 
     def _fit(self, bnn: BayesianModel, training: Training) -> None:
         weights, layout = bnn.posterior.mean().detach(), bnn.layout
+        if self.covariance == "kronecker":
+            bnn.posterior = self._kronecker(bnn, weights, training).train(bnn.posterior.training)
+            return
         index = None
         with training.autocast():
             if self.covariance == "diagonal" or (self.rate < 1 and self.subnetwork == "variance"):
@@ -180,6 +194,20 @@ class Laplace(AfterTraining):
         else:
             stds = torch.ones_like(weights).index_copy(0, index, std)
             bnn.posterior = PartialPosterior(layout, weights.clone(), stds, prior, index).train(mode)
+
+    def _kronecker(self, bnn: BayesianModel, weights: Tensor, training: Training) -> KroneckerPosterior:
+        probes = None if self.estimate == "exact" else self.probes
+        with training.autocast():
+            factors = kronecker_factors(bnn, weights, training.batches(), probes, self.seed)
+        pairs = [[torch.linalg.eigh(training.average(factor)) for factor in both] for both in factors]
+        products = [torch.outer(left.eigenvalues, right.eigenvalues).clamp_min(0) for left, right in pairs]
+        shaped = [product.view(slot.shape) for product, slot in zip(products, bnn.layout, strict=True)]
+        curvature = bnn.layout.join(shaped) / self.temperature
+        prior = self.prior.bind(bnn.layout, weights).to(weights.device)
+        _open_scale(prior, curvature, weights, None)
+        std = (curvature + _precision(prior, None).to(curvature)).rsqrt()
+        left, right = ([pair[side].eigenvectors for pair in pairs] for side in (0, 1))
+        return KroneckerPosterior(bnn.layout, weights.clone(), std, left, right, prior)
 
     def _diagonal(self, bnn: BayesianModel, weights: Tensor, batches: Iterable[Any]) -> Tensor:
         if self.estimate == "exact":
@@ -280,11 +308,15 @@ def _by_precision(bnn: BayesianModel) -> Callable[[float], None]:
             posterior.root.copy_(torch.linalg.cholesky((vectors / (curvature + precision)) @ vectors.mT))
 
         return set_matrix
-    diagonal = (posterior.std().double().square().reciprocal() - before).clamp_min(0)
+    kronecker = isinstance(posterior, KroneckerPosterior)
+    diagonal = ((posterior.std if kronecker else posterior.std()).double().square().reciprocal() - before).clamp_min(0)
 
     def set_stds(precision: float) -> None:
         prior.set_scale(precision**-0.5)
         std = (diagonal + precision).rsqrt()
-        posterior.rho.copy_(torch.log(torch.expm1(std)))
+        if kronecker:
+            posterior.std.copy_(std)
+        else:
+            posterior.rho.copy_(torch.log(torch.expm1(std)))
 
     return set_stds

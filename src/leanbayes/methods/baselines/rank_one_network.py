@@ -15,14 +15,14 @@ import torch
 from torch import Tensor, nn
 
 from leanbayes.core import checkpointing
-from leanbayes.core.network import tensors_of
+from leanbayes.core.network import remove_hooks, tensors_of
 from leanbayes.errors import LeanBayesError, UnsupportedOperation
 from leanbayes.model.draw import Draw, StochasticNetwork
 
 FactorInit = Literal["normal", "signs"]
 BAYESIAN_FACTORS = r"^factors\.\d+\.(inputs|outputs)$"  # the names of r and s in a `RankOneNetwork`
 _MOST_MEMBERS = 1000
-_UNCALLED = nn.modules.linear.NonDynamicallyQuantizableLinear  # nn.MultiheadAttention only reads its weight
+UNCALLED = nn.modules.linear.NonDynamicallyQuantizableLinear  # nn.MultiheadAttention only reads its weight
 
 
 def check_members(members: int, factor_std: float) -> None:
@@ -145,7 +145,7 @@ class RankOneNetwork(StochasticNetwork):
         counted: Whether a member has no noise, so that there are as many samples as members.
     """
 
-    shares_weights = True
+    loss_pass = "divided"
 
     def __init__(self, network: nn.Module, count: int, counted: bool) -> None:
         super().__init__()
@@ -226,11 +226,7 @@ class RankOneNetwork(StochasticNetwork):
         network = copy.deepcopy(self.inner)
         for layer, factors in zip(_layers(network), self.factors, strict=True):
             assert isinstance(factors, Factors)
-            for hooks in (layer._forward_pre_hooks, layer._forward_hooks):
-                for handle, hook in list(hooks.items()):
-                    if isinstance(hook, (_Scale, _ScaleOutput)):
-                        del hooks[handle]
-                        layer._forward_pre_hooks_with_kwargs.pop(handle, None)
+            remove_hooks(layer, (_Scale, _ScaleOutput))
             weight = layer.weight * _outer(layer, 1 + choose(factors.inputs), 1 + choose(factors.outputs))
             layer.weight = nn.Parameter(weight.to(layer.weight.dtype), layer.weight.requires_grad)
             if factors.shift is not None:
@@ -240,7 +236,7 @@ class RankOneNetwork(StochasticNetwork):
 
 def _layers(network: nn.Module) -> list[Any]:
     kinds = (nn.Linear, nn.modules.conv._ConvNd)
-    return [m for m in network.modules() if isinstance(m, kinds) and not isinstance(m, _UNCALLED)]
+    return [m for m in network.modules() if isinstance(m, kinds) and not isinstance(m, UNCALLED)]
 
 
 def _outer(layer: Any, inputs: Tensor, outputs: Tensor) -> Tensor:

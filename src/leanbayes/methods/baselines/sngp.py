@@ -38,7 +38,8 @@ class SNGP(Method):
     Attributes:
         features: number of random features.
         length_scale: ℓ, the distance at which features become unrelated, relative to their size.
-        amplitude: a, the std of an output far from all data, with ridge=1. The authors have 1, which learns slowly.
+        amplitude: a, the std of an output far from all data, with ridge=1. A larger one also lets the last layer learn
+            faster. The default was chosen by held-out images.
         norm_bound: largest singular value of a weight matrix. A convolution counts as a matrix of outputs by inputs and
             pixels.
         ridge: τ, the prior precision of β.

@@ -44,7 +44,7 @@ class SWAG(Method):
     scale: float = 1.0
     pretrain: bool = True
     samples: int = 30
-    has_temperature = False
+    has_kl = False
 
     def __post_init__(self) -> None:
         averaging_stage(self.share, self.lr_fraction)

@@ -59,10 +59,9 @@ def replace_weights(
     if not places:
         return
     replaced, order = torch.cat(places), index.argsort()  # layers are in order, so this sorts within each layer
-    overwrite(posterior.index, index[order])
+    posterior.move_to(index[order])
     for parameter in posterior.entries():
-        values = whole(parameter).index_fill(0, replaced, 0.0) if parameter is posterior.mu else rho
-        assert values is not None  # what is not the means is ρ
+        values = whole(parameter).index_fill(0, replaced, 0.0) if rho is None or parameter is posterior.mu else rho
         overwrite(parameter, values[order])
         for tensor in _state_of(parameter, optimizers):
             overwrite(tensor, whole(tensor).index_fill(0, replaced, 0.0)[order])

@@ -89,7 +89,10 @@ class SSVI(SparseMethod):
 
     @classmethod
     def paper(cls) -> Self:
-        """Return the settings of the paper; its recipe is SGD with lr=0.01, temperature=0.01 and 200 epochs."""
+        """Return the settings of the paper, but for the randomness of its initial σ; here all start at its mean.
+
+        Its recipe is SGD with lr=0.01, temperature=0.01 and 200 epochs.
+        """
         return cls(densities="uniform", prior=Normal(0.005), init_std=6e-4, rule="local", samples=5)
 
     def posterior(self, layout: Layout, mean: Tensor, variance: Tensor | None) -> SubspacePosterior:

@@ -49,6 +49,10 @@ class SparsePointPosterior(Posterior):
         """Return the parameters with one value per active weight."""
         return [self.mu]
 
+    def move_to(self, index: Tensor) -> None:
+        """Replace the active positions by others of the same layers, given in increasing order."""
+        self.index.copy_(index)
+
     def pieces(self, removal: Tensor, addition: Tensor) -> Iterator[tuple[Any, Tensor, Tensor]]:
         """Yield this posterior with the scores of an exchange. A sharded one consists of several pieces."""
         yield self, removal, addition

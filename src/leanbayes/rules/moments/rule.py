@@ -32,7 +32,7 @@ class MomentPropagation(Rule):
     Attributes:
         correlation: "common" keeps the noise that positions share. "none" drops it, as the paper does.
         activations: "exact" uses the moments of an activation function of a Gaussian, "taylor" its slope at the mean.
-            "paper" is "taylor" with equations 9 and 14 of VDP++ as printed: the variance of a softmax has no bound, and
+            "paper" is "taylor" with equations 9 and 14 of VDP++: the variance of a softmax has no bound, and
             the statistics of a layer norm count as constants.
         maps: Whether the noise of convolutions differs from pixel to pixel. None means: only if the network ends in a
             convolution, so that its outputs have pixels. Otherwise the pixels are pooled, and maps do not help.

@@ -1,0 +1,111 @@
+"""The table of docs/baselines.md, from the files of `engines.py` in experiments/results/baselines."""
+
+import json
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from engines_tables import NAMES, equivalent, head, mean, name_of, task_of
+
+WIDE_RESNET = (
+    "WRN-28-10, [uncertainty-baselines](https://github.com/google/uncertainty-baselines/tree/main/baselines/cifar)"
+)
+AVERAGED = "WRN-28-10, [Izmailov et al. 2019](https://arxiv.org/abs/1907.07504)"
+# What others print for CIFAR-10: accuracy, NLL and ECE on clean images, and where.
+PUBLISHED = {
+    "sgd": ("96.0 %, 0.159, 0.023", WIDE_RESNET),
+    "ensemble": ("96.6 %, 0.114, 0.010", f"{WIDE_RESNET}, 4 members"),
+    "mc-dropout": ("96.1 %, 0.145, 0.019", f"{WIDE_RESNET}, 30 samples"),
+    "batch-ensemble": ("96.3 %, 0.136, 0.018", f"{WIDE_RESNET}, 4 members"),
+    "mimo": ("96.4 %, 0.123, 0.010", WIDE_RESNET),
+    "rank-1": ("96.3 %, 0.128, 0.008", f"{WIDE_RESNET}, 4 members"),
+    "rank-1-cauchy": ("96.5 %, 0.120, 0.009", f"{WIDE_RESNET}, 4 members"),
+    "sngp": ("96.0 %, 0.134, 0.007", WIDE_RESNET),
+    "swa": ("96.5 %, 0.108", AVERAGED),
+    "swag": ("96.4 %, 0.112", AVERAGED),
+    "csgmcmc": ("95.7 %", "ResNet-18, 200 epochs, 12 networks, [Zhang et al. 2020](https://arxiv.org/abs/1902.03932)"),
+}
+COLUMNS = (
+    "method", "accuracy", "NLL", "ECE", "NLL, temperature fitted", "plain networks with this NLL", "NLL, corrupted",
+    "AUROC, SVHN", "file, MB", "training ×", "prediction ×", "seeds", "published: accuracy, NLL, ECE", "published for",
+)  # fmt: skip
+NOTE = (
+    "Means over seeds. “Corrupted” is the mean over 15 corruptions at severity 3. AUROC uses the entropy. “Training ×” "
+    "is wall time over that of the plain network; rows after training count its time too. “Prediction ×” counts FLOPs "
+    "with all samples or members. Empty cells were not measured. Published numbers are of other networks and trainings."
+)
+
+
+def baselines_tables(results: Path) -> Iterator[str]:
+    """Yield one table per task: a row per method, means over seeds."""
+    records = _records(results / "baselines")
+    others = _records(results / "engines")
+    rows = [record for record in records if "row" in record]
+    if not rows:
+        yield "These rows have not been run yet (`experiments/engines.py`)."
+    for task in dict.fromkeys(task_of(record) for record in rows):
+        own = [record for record in rows if task_of(record) == task]
+        plain = [one for one in [*own, *others] if one.get("row") == "sgd" and task_of(one) == task]
+        sizes = [one["ensembles"] for one in [*records, *others] if "ensembles" in one and task_of(one) == task]
+        yield baselines_table(own, plain, sizes[0] if sizes else ())
+
+
+def _records(folder: Path) -> list[dict[str, Any]]:
+    return [json.loads(path.read_text()) for path in sorted(folder.glob("*.json"))]
+
+
+def baselines_table(
+    records: Sequence[dict[str, Any]], plain: Sequence[dict[str, Any]], sizes: Sequence[dict[str, Any]]
+) -> str:
+    """Format the rows of one task. Files without a metric leave its cell empty."""
+    data, model, images, epochs = task_of(records[0])
+    groups: dict[str, list[dict[str, Any]]] = {}
+    order = list(NAMES)
+    for record in sorted(records, key=lambda one: order.index(one["row"])):
+        groups.setdefault(name_of(record), []).append(record)
+    lines = [f"| {' | '.join(COLUMNS)} |", "|---|" + "---:|" * (len(COLUMNS) - 3) + "---|---|"]
+    for name, runs in groups.items():
+        lines.append(f"| {' | '.join([name, *_cells(runs, plain, sizes)])} |")
+    start = head(records[0], "experiments/engines.py, one file per row and seed")
+    return "\n".join([*start, f"{data}, {model}, {images:,} images, {epochs} epochs. {NOTE}\n", *lines])
+
+
+def _cells(
+    runs: Sequence[dict[str, Any]], plain: Sequence[dict[str, Any]], sizes: Sequence[dict[str, Any]]
+) -> list[str]:
+    def cell(find: Callable[[dict[str, Any]], float], form: str) -> str:
+        try:
+            return form.format(mean(find(run) for run in runs))
+        except KeyError:
+            return ""
+
+    def relative(find: Callable[[dict[str, Any]], float]) -> str:
+        try:
+            return f"{mean(map(find, runs)) / mean(map(find, plain)):.2f}" if plain else ""
+        except KeyError:
+            return ""
+
+    def seconds(run: dict[str, Any]) -> float:
+        own = run["costs"]["training_seconds"]
+        return own + mean(map(seconds, plain)) if run["settings"].get("post_hoc") else own
+
+    fitted = not runs[0]["settings"]["all_images"]  # without held-out images no temperature can be fitted
+    scaled = mean(_scores(run)["test_with_temperature"]["nll"] for run in runs)
+    return [
+        cell(lambda run: _scores(run)["test"]["accuracy"], "{:.2%}"),
+        cell(lambda run: _scores(run)["test"]["nll"], "{:.4f}"),
+        cell(lambda run: _scores(run)["test"]["ece"], "{:.4f}"),
+        f"{scaled:.4f}" if fitted else "",
+        equivalent(scaled, sizes) if fitted and sizes else "",
+        cell(lambda run: _scores(run)["corrupted"]["nll"], "{:.3f}"),
+        cell(lambda run: _scores(run)["ood"]["svhn"]["auroc"], "{:.2%}"),
+        cell(lambda run: run["costs"]["file_bytes"] / 1e6, "{:.1f}"),
+        relative(seconds) if plain or not runs[0]["settings"].get("post_hoc") else "",
+        relative(lambda run: run["costs"]["predict_flops"]),
+        str(len(runs)),
+        *PUBLISHED.get(runs[0]["row"], ("", "")),
+    ]
+
+
+def _scores(run: dict[str, Any]) -> dict[str, Any]:
+    return run["scores"]["refreshed"]
