@@ -1,5 +1,6 @@
 """The code in the docs runs as it is printed."""
 
+import functools
 import re
 from pathlib import Path
 from types import SimpleNamespace
@@ -100,6 +101,47 @@ def test_the_page_on_methods_after_training_runs(
         exec(block.replace("epochs=30", "epochs=30, progress=False"), names)
         methods.append(type(names["bnn"].method).__name__)
     assert methods == ["Laplace", "StdSearch", "SWAG", "CyclicalSGMCMC", "VBLL"]
+
+
+def test_the_page_on_engines_runs(names: dict[str, Any]) -> None:
+    names["loader"] = names["train_loader"]
+    (block,) = python_blocks(ROOT / "docs" / "engines.md")
+    exec(block, names)
+    assert names["bnn"].optimized_by == "ivon"
+    assert torch.isfinite(names["loss"])
+
+
+def test_the_page_on_one_pass_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+    def graph_only(graph: Any, inputs: Any, **options: Any) -> Any:  # inductor takes a minute
+        return graph.forward
+
+    monkeypatch.setattr(torch, "compile", functools.partial(torch.compile, backend=graph_only))
+    names: dict[str, Any] = {}
+    first, compiled, adjoint = python_blocks(ROOT / "docs" / "one_pass.md")
+    exec(first, names)
+    eager = names["bnn"].predict(names["x"], rule="moments", compile=False)
+    exec(compiled.splitlines()[0], names)
+    torch.testing.assert_close(names["pred"].probs, eager.probs, rtol=1e-3, atol=1e-5)
+    exec(compiled.splitlines()[1], names)
+    assert names["pred"].probs.equal(eager.probs)
+    exec(adjoint, names)
+    assert (names["pred"].margin_std > 0).all()
+
+
+def test_the_page_on_partial_networks_runs(names: dict[str, Any]) -> None:
+    names |= {"trained": names["model"], "batches": names["train_loader"]}
+    fit, restrict = python_blocks(ROOT / "docs" / "partial.md")
+    exec(fit.replace("epochs=30", "epochs=2").replace("epochs=10", "epochs=1"), names)
+    exec(restrict, names)
+    counts = [names[name].posterior.random_weights for name in ("bnn", "fewer")]
+    assert counts == [int(0.05 * 112), int(0.01 * 112)]
+
+
+def test_every_page_with_code_has_a_test() -> None:
+    tests = "".join(path.read_text() for path in (ROOT / "tests").rglob("test_*.py"))
+    for page in sorted(ROOT.glob("*.md")) + sorted((ROOT / "docs").glob("*.md")):  # test_guide.py has the other folders
+        folder = "" if page.parent == ROOT else '"docs" / '
+        assert not python_blocks(page) or re.search(rf'blocks?.*ROOT / {folder}"{page.name}"', tests), page.name
 
 
 def test_the_page_on_decisions_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
