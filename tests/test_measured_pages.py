@@ -65,10 +65,14 @@ def test_wide_tables_are_behind_a_summary(page: str) -> None:
 MEASURED = re.compile(r"<!-- measured.*?-->(.*?)<!-- /measured -->", re.DOTALL)
 SETTINGS = {"docs/training.md": {"0.999"}}  # numbers in the text of a page that nobody measured
 
+QUOTED = re.compile(r"(?<![\w.:])(\d*\.(?:\d{2,4}\b|\d(?=\s?(?:%|×|times|ms|MB|GB))))(?!\.\d)")
+
 
 def rounded(values: Iterable[float]) -> set[str]:
-    """All ways to print values, or values in percent, with three or four decimals."""
-    return {f"{one:.{digits}f}" for value in values for one in (value, value / 100, 100 * value) for digits in (3, 4)}
+    """All ways to print values, or values in percent, with up to four decimals."""
+    found = [one for value in values for one in (value, 100 * value)]
+    short = {f"{one:.{digits}f}" for one in found for digits in (1, 2)}
+    return short | {f"{one:.{digits}f}" for value in found for one in (value, value / 100) for digits in (3, 4)}
 
 
 @pytest.fixture(scope="module")
@@ -93,8 +97,8 @@ def test_measured_numbers_in_sentences_are_in_tables_or_in_the_named_file(page: 
     text = re.sub(r"```.*?```", "", MEASURED.sub("", (ROOT / page).read_text()), flags=re.DOTALL)
     files = [path for name in re.findall(r"`([\w-]+\.json)`", text) for path in (ROOT / "experiments").rglob(name)]
     known = in_tables | rounded(value for path in files for value in numbers_in(json.loads(path.read_text())))
-    plain = re.sub(r"`[^`]*`", "", text)
-    quoted = {f"0{one}" if one.startswith(".") else one for one in re.findall(r"(?<![\w.])(\d*\.\d{3,4})\b", plain)}
+    plain = re.sub(r"`[^`]*`|\]\([^)]*\)", "", text)
+    quoted = {f"0{one}" if one.startswith(".") else one for one in QUOTED.findall(plain)}
     assert quoted - known - SETTINGS.get(page, set()) == set()
 
 
