@@ -50,7 +50,8 @@ def test_every_method_has_its_settings(method: str, cli: str) -> None:
 )
 def test_commands_in_pages_exist_with_their_flags(page: str, cli: str) -> None:
     text = (ROOT / page).read_text()
-    code = "".join(re.findall(r"^```\n(.*?)^```", text, re.MULTILINE | re.DOTALL))
+    blocks = re.findall(r"^```(\w*)\n(.*?)^```", text, re.MULTILINE | re.DOTALL)
+    code = "".join(block for language, block in blocks if not language)
     found = re.findall(r"^(?:torchrun .* -m )?leanbayes (.*)$", code, re.MULTILINE) + re.findall(
         r"`leanbayes (.*?)`", text
     )
