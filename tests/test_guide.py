@@ -138,8 +138,19 @@ def test_numbers_says_how_many_examples_a_promise_needs(argument: str, value: fl
 
 
 def test_large_models(names: dict[str, Any]) -> None:
-    run("large_models", names)
+    names["loader"] = names["test_loader"]
+    *usual, sharded = blocks("large_models")
+    for block in usual:
+        exec(block, names)
     assert names["prediction"].samples == 10
+    # One process, without a GPU.
+    sharded = re.sub(r"^torch\.cuda\.set_device.*\n", "", sharded, flags=re.MULTILINE)
+    try:
+        exec(sharded.replace('"nccl"', '"gloo", store=dist.HashStore(), rank=0, world_size=1'), names)
+        assert names["bnn"].optimized_by == "ivon"
+    finally:
+        torch.distributed.destroy_process_group()
+    assert lb.load("model.safetensors", names["network"]).layout.numel == names["bnn"].layout.numel
     bnn = lb.bayesianize(names["model"], lb.MeanField())
     assert sum(p.numel() for p in bnn.posterior.parameters()) == 2 * bnn.layout.numel
 
