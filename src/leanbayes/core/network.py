@@ -62,6 +62,11 @@ def places(network: nn.Module, names: Iterable[str]) -> list[tuple[nn.Module, st
     return found
 
 
+def has_batchnorm(network: nn.Module) -> bool:
+    """Return whether a network has BatchNorm."""
+    return any(isinstance(module, nn.modules.batchnorm._BatchNorm) for module in network.modules())
+
+
 @contextlib.contextmanager
 def evaluation_mode(model: nn.Module) -> Iterator[None]:
     """Switch to evaluation mode inside the block, and restore the mode of every module after it."""
