@@ -143,10 +143,11 @@ def data_sets(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     return {"color": str(folder / "photos"), "gray": "digits", "regression": "toy"}
 
 
-def engine_of_fit(data: Any, out: Path, method: lb.Method, **settings: Any) -> str:
-    """Return the engine that `lb.fit` trains with."""
+def engine_of_fit(data: Any, out: Path, method: lb.Method, norm: bool = True, **settings: Any) -> str:
+    """Return the engine that `lb.fit` trains a network with, or without BatchNorm."""
     outputs = 10 if data.task == "classification" else 1
-    network = nn.Sequential(nn.Flatten(), nn.Linear(math.prod(data.input_shape), 4), nn.ReLU(), nn.Linear(4, outputs))
+    hidden = nn.BatchNorm1d(4) if norm else nn.LayerNorm(4)
+    network = nn.Sequential(nn.Flatten(), nn.Linear(math.prod(data.input_shape), 4), hidden, nn.Linear(4, outputs))
     own: Any = {"epochs": 2, "batch_size": 512, "progress": False, "refresh_batchnorm": False, **settings}
     bnn = lb.fit(network, method, data, out=out, overwrite=True, **own)
     assert read_record(out)["config"]["method"]["engine"] == bnn.method.engine
@@ -179,6 +180,13 @@ def test_a_setting_of_an_optimizer_chooses_backprop(
     data = load(data_sets["color"], resize=(8, 8))
     assert engine_of_fit(data, tmp_path, lb.MeanField(), **settings) == "backprop"
     assert engine_of_the_command_line(data_sets["color"], lb.MeanField(), **settings) == "backprop"
+
+
+def test_networks_without_batchnorm_are_trained_by_backprop(data_sets: dict[str, str], tmp_path: Path) -> None:
+    data = load(data_sets["color"], resize=(8, 8))
+    assert engine_of_fit(data, tmp_path, lb.MeanField(), norm=False) == "backprop"
+    assert engine_of_the_command_line(data_sets["color"], lb.MeanField(), model="vit-tiny") == "backprop"
+    assert engine_of_the_command_line(data_sets["color"], lb.MeanField(), model="wrn-28-10") == "ivon"
 
 
 def test_what_ivon_cannot_train_is_trained_by_backprop(data_sets: dict[str, str]) -> None:

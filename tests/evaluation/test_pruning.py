@@ -71,7 +71,8 @@ def weights_and_others(bnn: lb.BayesianModel) -> tuple[dict[str, Tensor], dict[s
             for name in ("weight", "bias")
             if isinstance(value := getattr(module, name, None), Tensor)
         }
-    matrices = {name: value for name, value in seen.items() if value.dim() > 1}
+    stacked = isinstance(bnn.method, lb.PackedEnsemble)  # the first dimension is that of the members
+    matrices = {name: value for name, value in seen.items() if value.dim() > 1 + stacked}
     return matrices, {name: value for name, value in seen.items() if name not in matrices}
 
 
@@ -273,6 +274,8 @@ def test_share_1_leaves_only_the_biases(method: str) -> None:
     bnn = prune(lb.bayesianize(CASES["mlp"].build(), METHODS[method]), 1.0)
     outputs = bnn.predict(CASES["mlp"].example(), generator=generator(), keep_outputs=True).outputs
     heads = [p.detach() for p in bnn.network.parameters() if p.shape == (3,)]
+    if isinstance(bnn.method, (lb.MIMO, lb.PackedEnsemble)):  # the last bias has the outputs of all members
+        heads = list([*bnn.network.parameters()][-1].detach().reshape(-1, 3))
     assert torch.equal(outputs, torch.stack(heads).repeat(len(outputs) // len(heads), 1)[:, None].expand_as(outputs))
 
 

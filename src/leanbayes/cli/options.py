@@ -16,14 +16,17 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar
 
+import torch
 import tyro
 
 from leanbayes.core import config
 from leanbayes.core.names import shown
+from leanbayes.core.network import has_batchnorm
 from leanbayes.data import has_color_classes, preset
 from leanbayes.errors import LeanBayesError, printable
 from leanbayes.model.defaults import OF_BACKPROP, with_engine
 from leanbayes.model.method import Method
+from leanbayes.networks import build
 from leanbayes.priors import Prior
 from leanbayes.rules import RULES
 from leanbayes.training import Recipe
@@ -163,7 +166,16 @@ def engine_chosen(method: M, words: list[str], settings: Mapping[str, Any], give
     if given is not None:
         method = config.change(method, {"engine": given})
     own_optimizer = any(flag_of(words, name.replace("_", "-")) or name in settings for name in OF_BACKPROP)
-    return with_engine(method, has_color_classes(*_data_of(words, settings)) and not own_optimizer)
+    of_images = method.engine == "auto" and has_color_classes(*_data_of(words, settings))
+    return with_engine(method, of_images and not own_optimizer and _has_batchnorm(words, settings))
+
+
+def _has_batchnorm(words: list[str], settings: Mapping[str, Any]) -> bool:
+    """Return whether the network that the flags or the config file name has BatchNorm, without memory for it."""
+    name = flag_of(words, "model") or settings.get("model") or preset(*_data_of(words, settings))["model"]
+    with torch.device("meta"), contextlib.suppress(LeanBayesError):  # the same error comes when the network is needed
+        return has_batchnorm(build(str(name), (3, 224, 224), 10, seed=0))
+    return False
 
 
 def _data_of(words: list[str], settings: Mapping[str, Any]) -> tuple[str, str | None]:

@@ -62,17 +62,23 @@ def places(network: nn.Module, names: Iterable[str]) -> list[tuple[nn.Module, st
     return found
 
 
+def has_batchnorm(network: nn.Module) -> bool:
+    """Return whether a network has BatchNorm."""
+    return any(isinstance(module, nn.modules.batchnorm._BatchNorm) for module in network.modules())
+
+
 @contextlib.contextmanager
 def evaluation_mode(model: nn.Module) -> Iterator[None]:
     """Switch to evaluation mode inside the block, and restore the mode of every module after it."""
-    in_training = [module for module in model.modules() if module.training]
-    if in_training:  # else this would be most of the time of a small network
+    modes = [(module, module.training) for module in model.modules()]
+    if any(training for _, training in modes):  # setting modes would be most of the time of a small network
         model.eval()
     try:
         yield
     finally:
-        for module in in_training:
-            module.training = True
+        for module, training in modes:
+            if module.training is not training:
+                module.training = training
 
 
 def input_dtype(network: nn.Module) -> torch.dtype | None:

@@ -54,18 +54,19 @@ def defaults_for(method: Method, likelihood: Likelihood) -> Defaults:
     return defaults_of(method, likelihood.has_logits)
 
 
-def with_engine(method: M, color_classes: bool = False) -> M:
+def with_engine(method: M, suits_ivon: bool = False) -> M:
     """Return a method with the engine that its engine "auto" stands for. Other methods are returned as they are.
 
     Args:
         method: The method.
-        color_classes: Whether `lb.fit` or the command line trains classes of color images, and chooses the optimizer.
-            Then the engine is ivon, which has the better likelihood there (docs/engines.md), if the method can use it.
-            Any other training, and a loop that brings its own optimizer, uses backprop.
+        suits_ivon: Whether `lb.fit` or the command line trains a network with BatchNorm on classes of color images, and
+            chooses the optimizer. Then the engine is ivon, which has the better likelihood there (docs/engines.md), if
+            the method can use it. Its steps are those of SGD, by which transformers hardly learn. Any other training,
+            and a loop that brings its own optimizer, uses backprop.
     """
     if method.engine != "auto":
         return method
-    if color_classes:
+    if suits_ivon:
         with contextlib.suppress(LeanBayesError):  # a prior or KL that ivon cannot use
             return config.change(method, {"engine": "ivon"})
     return config.change(method, {"engine": "backprop"})

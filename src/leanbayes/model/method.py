@@ -98,7 +98,7 @@ class Method:
         samples: The default number of Monte Carlo samples of a prediction.
         engine: How means and stds are trained: "backprop" (gradients of the ELBO, with any optimizer) or "ivon" (the
             natural-gradient update, with `lb.IVON`). A method may also have "auto", which a model never has: `lb.fit`
-            and the command line use ivon for classes of color images, and all else is backprop.
+            and the command line use ivon for networks with BatchNorm and classes of color images, else backprop.
         bayesian_weights: Whether weights move from the network into a posterior.
         has_kl: Whether its posterior has a KL that is trained, which the temperature of the recipe weighs.
         default_temperature: The temperature that its paper needs; None for the default of the engine.

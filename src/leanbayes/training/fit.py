@@ -16,7 +16,7 @@ from torch.utils.data import Dataset
 
 from leanbayes.core.arguments import checked
 from leanbayes.core.layout import Select
-from leanbayes.core.network import is_finite
+from leanbayes.core.network import has_batchnorm, is_finite
 from leanbayes.data import Data, from_datasets, load
 from leanbayes.errors import LeanBayesError
 from leanbayes.likelihoods import Likelihood
@@ -132,7 +132,8 @@ def fit(
     found: Data = data
     used = likelihood or data.likelihood()
     own_optimizer = any(getattr(changed, name) != getattr(Recipe(), name) for name in OF_BACKPROP)
-    method = with_engine(method, data.has_color_classes and used.has_logits and not own_optimizer)
+    of_images = data.has_color_classes and used.has_logits and has_batchnorm(model)
+    method = with_engine(method, of_images and not own_optimizer)
     changed = changed.for_task(method, used)
     trackers = checked_trackers(log_with, folder)
 

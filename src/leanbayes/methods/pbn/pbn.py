@@ -50,7 +50,8 @@ class PBN(Method):
             the temperature is then its weight relative to the mean loss.
         engine: how means and stds are trained. backprop takes gradients of the ELBO, with any optimizer. ivon is the
             natural-gradient update of `lb.IVON`, which sets the initial σ itself. auto is ivon if `lb.fit` or the
-            command line classifies color images and no setting of an optimizer is given, else backprop.
+            command line trains a network with BatchNorm on classes of color images and no setting of an optimizer is
+            given, else backprop.
         rule: how the model is trained and predicts: sample, flipout, local, moments or mean.
         samples: number of Monte Carlo samples of a prediction.
         seed: seed of random scores and random signs.

@@ -54,7 +54,8 @@ class SSVI(SparseMethod):
         init_std: the initial σ.
         engine: how means and stds are trained. backprop takes gradients of the ELBO, with any optimizer. ivon is the
             natural-gradient update of `lb.IVON`, which sets the initial σ itself. auto is ivon if `lb.fit` or the
-            command line classifies color images and no setting of an optimizer is given, else backprop.
+            command line trains a network with BatchNorm on classes of color images and no setting of an optimizer is
+            given, else backprop.
         rule: how the model is trained and predicts: sample, flipout, local, moments or mean.
         samples: number of Monte Carlo samples of a prediction.
 
