@@ -1,9 +1,9 @@
 """leanbayes: efficient, scalable Bayesian neural networks for PyTorch."""
 
-from importlib import import_module
-from importlib.util import find_spec
-from types import ModuleType
-from typing import TYPE_CHECKING, Any
+import types as _types
+import typing as _typing
+from importlib import import_module as _import_module
+from importlib.util import find_spec as _find_spec
 
 from leanbayes.core.version import __version__
 from leanbayes.deploy.calibration import calibrate
@@ -21,8 +21,8 @@ from leanbayes.errors import (
     NotFiniteError,
     RuleMismatchWarning,
     UnsupportedOperation,
-    missing_package,
 )
+from leanbayes.errors import missing_package as _missing_package
 from leanbayes.likelihoods import (
     Bernoulli,
     BinaryPrediction,
@@ -75,7 +75,7 @@ from leanbayes.posteriors import Posterior
 from leanbayes.priors import Normal, ScaleMixture
 from leanbayes.rules import Moments, Rule, moment_rule
 
-if TYPE_CHECKING:
+if _typing.TYPE_CHECKING:
     from leanbayes.evaluation import decide as decide
     from leanbayes.evaluation import plot as plot
     from leanbayes.evaluation.scores import evaluate as evaluate
@@ -176,25 +176,26 @@ _LAZY = {
 }
 _EXTRAS = {"accelerate": "train", "sklearn": "sklearn"}
 # So that `import *` works:
-if find_spec("accelerate") is None:
+if _find_spec("accelerate") is None:
     __all__ = [name for name in __all__ if not _LAZY.get(name, "").startswith("leanbayes.training")]
-if find_spec("sklearn") is None:
+if _find_spec("sklearn") is None:
     __all__ = [name for name in __all__ if name != "sklearn"]
 
 
-def __getattr__(name: str) -> Any:
+def __getattr__(name: str) -> _typing.Any:
     """Import what the core does not need when it is first used: `fit` needs accelerate, `sklearn` scikit-learn too."""
     if name not in _LAZY:
         raise AttributeError(f"module 'leanbayes' has no attribute {name!r}")
     try:
-        module = import_module(_LAZY[name])
+        module = _import_module(_LAZY[name])
     except ModuleNotFoundError as error:
         package = str(error.name).partition(".")[0]
-        raise missing_package(f"lb.{name} needs {error.name}", _EXTRAS.get(package, "train")) from None
+        raise _missing_package(f"lb.{name} needs {error.name}", _EXTRAS.get(package, "train")) from None
     return module if module.__name__.endswith(f".{name}") else getattr(module, name)
 
 
 def __dir__() -> list[str]:
     """List the public names, those that are imported when first used too, and the packages that are imported."""
-    packages = [name for name, value in globals().items() if isinstance(value, ModuleType)]
+    public = {name: value for name, value in globals().items() if not name.startswith("_")}
+    packages = [name for name, value in public.items() if isinstance(value, _types.ModuleType)]
     return sorted({*__all__, *packages, *(name for name in globals() if name.startswith("__"))})

@@ -443,6 +443,12 @@ def test_each_run_of_a_comparison_can_be_evaluated(compared: Comparison, cli: Cl
     assert len(found) > len(SPECS)
 
 
+def test_runs_of_a_comparison_have_verdicts_as_those_of_fit(two: Comparison, cli: Cli) -> None:
+    Path("row.csv").write_text("x\n100\n")
+    (row,) = json.loads(cli("predict", next(two.folder.glob("mean-field*")), "row.csv", "--json").out)
+    assert row["verdict"] == "ask a person: unlike the training data"
+
+
 def test_only_new_runs_are_trained_and_evaluated(two: Comparison, cli: Cli, work: Callable[[], Work]) -> None:
     cli(*two.words, "--seeds", 2)
     assert work() == (2, 2)

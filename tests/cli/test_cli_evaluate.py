@@ -97,7 +97,9 @@ def test_the_table_shows_every_score(cli: Cli, digits: Path, toy: Path) -> None:
         for name in (*names, *COSTS):
             assert re.search(rf"^   {name} +[\d.,e+%×]+  ", text, re.MULTILINE), name
         lines = [line for line in text.splitlines()[1:] if line.startswith("   ")]
-        rows = {name: value for name, value, *_ in (re.split(r"  +", line.strip()) for line in lines)}
+        parts = [re.split(r"  +", line.strip()) for line in lines]
+        assert all(len(row) == 3 and row[2].endswith(".") for row in parts)  # each score has its meaning
+        rows = {name: value for name, value, _ in parts}
         groups = [line.strip() for line in text.splitlines()[1:] if not line.startswith("   ")]
         assert groups == ["quality", "uncertainty", "other scores", "cost", "data"]
         scores = read_record(folder)["scores"]["test"]

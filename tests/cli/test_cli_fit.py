@@ -263,7 +263,7 @@ def test_a_run_that_is_killed_before_it_has_alarms_ends_bit_equal(
     whole, cut = (tmp_path / name / "model.safetensors" for name in ("whole", "cut"))
     cli("fit", "mean-field", *TOY, "--out", whole.parent)
     with monkeypatch.context() as patch:
-        patch.setattr(fit_command, "_add_alarms", killed)
+        patch.setattr(fit_command, "add_alarms", killed)
         cli("fit", "mean-field", *TOY, "--out", cut.parent, code=130)
     assert cut.read_bytes() != whole.read_bytes()
     cli("fit", "mean-field", *TOY, "--out", cut.parent)

@@ -99,6 +99,11 @@ def test_the_threshold_is_that_of_one_run() -> None:
 def test_a_person_who_is_never_or_always_asked() -> None:
     never = verdict("person", asking(run(), threshold=0.0, asked=0.0, wrong=0.007, wrong_without=0.007))
     assert (never.answer, never.status) == ("It need not: 0.7 % of all answers are wrong.", "pass")
+    three = [
+        asking(run(seed=seed), threshold=0.0, asked=0.0, wrong=wrong, wrong_without=wrong)
+        for seed, wrong in enumerate((0.011, 0.016, 0.003))
+    ]
+    assert verdict("person", *three).answer == "It need not: 1.0 % of all answers are wrong."  # the mean over seeds
     always = asking(run(), asked=1.0, wrong_without=0.4)
     assert verdict("person", always).answer == "Always: no threshold leaves at most 1 % wrong answers."
     assert verdict("person", always, run(seed=1)).answer.startswith("Always, in 1 of 2 runs: ")

@@ -8,13 +8,15 @@ from typing import Literal
 from leanbayes.cli.calibrate import check_held_out
 from leanbayes.cli.console import line
 from leanbayes.cli.options import RuleName, RunFolder, parse
-from leanbayes.cli.runs import MODEL, open_run
+from leanbayes.cli.runs import MODEL, TrainedRun, open_run
 from leanbayes.core import config
 from leanbayes.core.json_values import json_text
+from leanbayes.data import Data
 from leanbayes.deploy.model_file import save
 from leanbayes.errors import LeanBayesError
 from leanbayes.evaluation import decide
 
+FALSE_ALARMS = 0.05  # share of familiar inputs about which predict raises an alarm, unless another one is chosen
 Score = Literal["confidence", "entropy", "mutual_information", "std", "epistemic_std"]
 
 
@@ -96,3 +98,17 @@ def _decide(options: DecideOptions) -> None:
     line(f"{path}: a policy for predictions {policy.way}")
     for sentence in policy.sentences():
         line(f"- {sentence}")
+
+
+def add_alarms(run: TrainedRun, data: Data) -> None:
+    """Let a model without a policy raise alarms about unknown inputs, so that predict has a verdict from the start.
+
+    A finished run gets them too, because it may have been killed before they were written.
+    """
+    if run.model.policy is not None or data.task == "segmentation":
+        return
+    try:
+        decide.fit(run.model, run.batches(data, data.validation).epoch(), false_alarms=FALSE_ALARMS)
+    except LeanBayesError:  # too few examples are held out, or an answer has several parts: predict says what to do
+        return
+    save(run.model, run.folder / MODEL)

@@ -4,26 +4,20 @@ import dataclasses
 import shlex
 import textwrap
 from collections.abc import Callable
-from pathlib import Path
 from typing import Annotated, Any
 
 import tyro
 
 from leanbayes.cli.console import line
+from leanbayes.cli.decide import add_alarms
 from leanbayes.cli.options import Flat, Task, config_of, engine_chosen, flag_of, is_first_process, parse, with_preset
 from leanbayes.cli.runs import MODEL, TrainedRun, default_folder, method_name, prepare, summary, train
 from leanbayes.core.json_values import json_text
-from leanbayes.data import Data
 from leanbayes.deploy.loading import load
-from leanbayes.deploy.model_file import save
 from leanbayes.errors import LeanBayesError
-from leanbayes.evaluation import decide
 from leanbayes.methods import METHODS, get_method
-from leanbayes.model.bayesian import BayesianModel
 from leanbayes.model.method import Method
 from leanbayes.training import Recipe, read_record
-
-FALSE_ALARMS = 0.05  # share of familiar inputs about which predict raises an alarm, unless decide sets another one
 
 
 def _help() -> str:
@@ -67,27 +61,12 @@ def _train(task: Task, method: Method, recipe: Recipe, as_json: bool) -> None:
         return
     if recipe.shard:  # the first process goes on alone, with the whole model
         bnn = load(folder / MODEL, prepared.network)
-    _add_alarms(bnn, prepared.data, folder)
+    add_alarms(TrainedRun(folder, bnn, read_record(folder)), prepared.data)
     if as_json:
         record = read_record(folder)
         print(json_text({"run": str(folder), "scores": record["scores"], "costs": record["costs"]}))
         return
     line(f"The run is in {folder}. To score it on the test data: leanbayes evaluate {shlex.quote(str(folder))}")
-
-
-def _add_alarms(bnn: BayesianModel, data: Data, folder: Path) -> None:
-    """Let a model without a policy raise alarms about unknown inputs, so that predict has a verdict from the start.
-
-    A finished run gets them too, because it may have been killed before they were written.
-    """
-    if bnn.policy is not None or data.task == "segmentation":
-        return
-    batches = TrainedRun(folder, bnn, read_record(folder)).batches(data, data.validation).epoch()
-    try:
-        decide.fit(bnn, batches, false_alarms=FALSE_ALARMS)
-    except LeanBayesError:  # too few examples are held out, or an answer has several parts: predict says what to do
-        return
-    save(bnn, folder / MODEL)
 
 
 def _options_class(method: Method) -> Any:

@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 
+from leanbayes.cli.decide import add_alarms
 from leanbayes.cli.evaluations import evaluation_of
 from leanbayes.cli.options import Task, is_first_process
 from leanbayes.cli.runs import TrainedRun, as_file_name, load_data, open_run, prepare, train
@@ -114,6 +115,7 @@ def _train(job: Job, data: Data) -> BayesianModel:
 def _evaluate(job: Job, run: TrainedRun, data: Data) -> EvaluatedRun:
     task = job.task
     with _named(job):
+        add_alarms(run, data)
         return evaluation_of(
             run, data, job.evaluation, job.ood, task.root, name=job.name, shown=not task.quiet, again=task.overwrite
         )

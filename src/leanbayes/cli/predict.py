@@ -39,9 +39,9 @@ class PredictOptions:
     The total uncertainty is the entropy of the prediction. Its epistemic part is what more training data could remove.
     For a segmentation, both are means over the pixels, and the label is the most frequent one. A run that was trained
     on a table takes tables of inputs (csv), and predicts mean and std for each row, in the unit of the target. The
-    verdict on each input is "answer", or "ask a person" and why: fit lets a run raise alarms about 5 % of inputs like
-    those of the training, and decide sets other rates, a bound on wrong answers, and sets of classes or intervals. An
-    image that loses most of its detail when it is shrunk to the size of the network is never answered.
+    verdict on each input is "answer", or "ask a person" and why: fit and compare let a run raise alarms about 5 % of
+    inputs like those of the training, and decide sets other rates, a bound on wrong answers, and sets of classes or
+    intervals. An image that loses most of its detail when it is shrunk to the size of the network is never answered.
 
     Attributes:
         run: folder of the run.

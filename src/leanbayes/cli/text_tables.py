@@ -24,7 +24,13 @@ WIDTH = 100  # characters of a comparison, unless all columns are asked for
 _FEWEST = 4  # columns of a comparison, if the names of methods are long
 _GROUPS = {"quality": "quality", "uncertainty": "uncertainty", "": "other scores"}
 _COSTS = "cost"
-_TITLES = {"classwise_ece": "class-wise ECE", "excess_aurc": "excess AURC"}  # of scores that are in no other table
+# Scores that are in no other table: their titles and meanings.
+_OTHERS = {
+    "classwise_ece": ("class-wise ECE", "ECE of the probability of each class, averaged over the classes."),
+    "excess_aurc": ("excess AURC", "AURC above that of the best order of the examples, all wrong ones last."),
+    "entropy": ("entropy", "Mean entropy of all predictions, in nats: the total uncertainty."),
+    "std": ("std", "Mean predicted std, in the unit of the target: the total uncertainty."),
+}
 _NARROW = 8  # characters of a column title, if its words are not longer
 
 
@@ -36,7 +42,8 @@ def scores_table(values: Mapping[str, float]) -> Table:
     view.add_column(style="dim")
     known = columns([dict.fromkeys(values, 0.0)])
     keys = {"examples", *(column.key for column in known)}
-    others = [Column(key, _TITLES.get(key, key.replace("_", " ")), form="decimal") for key in values if key not in keys]
+    meanings = {key: _OTHERS.get(key, (key.replace("_", " "), "")) for key in values if key not in keys}
+    others = [Column(key, title, form="decimal", help=meaning) for key, (title, meaning) in meanings.items()]
     groups: dict[str, list[Column]] = {group: [] for group in (*_GROUPS.values(), _COSTS)}
     for column in (*known, *others):
         groups[_GROUPS.get(column.group, _COSTS)].append(column)

@@ -62,13 +62,15 @@ def _person(runs: Runs) -> Verdict | None:
     one = sorted(found, key=lambda one: one["threshold"])[(len(found) - 1) // 2]
     asked, threshold = one["asked"], one["threshold"]
     if "wrong" in one:
+        # Without a threshold no run stands for the others, and the mean agrees with the accuracy in the table.
+        wrong = one["wrong"] if asked else statistics.fmean(other["wrong_without"] for other in found)
         answer = (
             f"At a confidence threshold of {threshold:.2f}, {_percent(asked)} go to a person and "
-            f"{_percent(one['wrong'])} of the rest are wrong ({_percent(one['wrong_without'])} without asking)."
+            f"{_percent(wrong)} of the rest are wrong ({_percent(one['wrong_without'])} without asking)."
             if asked
-            else f"It need not: {_percent(one['wrong'])} of all answers are wrong."
+            else f"It need not: {_percent(wrong)} of all answers are wrong."
         )
-        return Verdict(question, answer, _status((asked, _ASKED), (one["wrong"], _WRONG)))
+        return Verdict(question, answer, _status((asked, _ASKED), (wrong, _WRONG)))
     if not asked:
         return Verdict(question, "It cannot tell: the predicted std hardly differs between inputs.", "fail")
     rmse, without = one["rmse"], one["rmse_without"]
