@@ -143,5 +143,6 @@ def test_a_report_on_one_model_has_verdicts(open_page: Any, tmp_path: Path):
     page = open_page(tmp_path / "one.html", 1366, 768)
     assert page.locator(".verdict:visible").count() == 4
     assert page.locator("#picker, #method, .lead").count() == 0
+    assert page.locator("#table h2").inner_text() == page.locator("nav a[href='#table']").inner_text() == "Scores"
     assert page.locator("svg.chart").count() >= 5
     assert page.heard == []
