@@ -51,10 +51,11 @@ bench: $(VENV)/.stamp ## measure a training step relative to the deterministic n
 experiments: $(VENV)/.stamp ## make the experiments' results that are missing (ONLY=PATTERN chooses), then the pages
 	$(BIN)/python experiments/reproduce.py --only '$(ONLY)'
 
-docs: $(VENV)/.stamp $(DOCS_VENV)/.stamp ## run the tutorials, and write the documentation site to site/
+docs: $(VENV)/.stamp $(DOCS_VENV)/.stamp $(MODELS_VENV)/.stamp ## run the tutorials, and write the documentation site to site/
 	rm -rf build/pages
 	$(BIN)/python tools/reference_pages.py build/pages
 	$(TEST) $(BIN)/python tools/tutorial_pages.py build/pages
+	$(TEST) $(MODELS_VENV)/bin/python tools/tutorial_pages.py build/pages images_timm
 	NO_MKDOCS_2_WARNING=1 PATH=$(CURDIR)/$(DOCS_VENV)/bin:$$PATH mkdocs build
 
 release-check: $(RELEASE_VENV)/.stamp ## build the package, install it into clean environments, and use it there

@@ -3,7 +3,7 @@
 A file consists of cells: `# %% [markdown]` starts text in comments, and `# %%` starts code. The code runs as it is,
 cell by cell, and what a cell prints is shown below it.
 
-python tools/tutorial_pages.py FOLDER
+python tools/tutorial_pages.py FOLDER [NAME ...]
 """
 
 import contextlib
@@ -90,10 +90,11 @@ def notebook(cells: Sequence[Cell], name: str) -> str:
 
 
 def main() -> None:
-    """Run all tutorials, each in an empty folder, and write both forms of each."""
+    """Run the given tutorials, or all, each in an empty folder, and write both forms of each."""
     folder = Path(sys.argv[1]).absolute() / "tutorials"
     folder.mkdir(parents=True, exist_ok=True)
-    for path in sorted(SOURCES.glob("*.py")):
+    names = sys.argv[2:] or sorted(path.stem for path in SOURCES.glob("*.py"))
+    for path in [SOURCES / f"{name}.py" for name in names]:
         start, before = time.perf_counter(), Path.cwd()
         with tempfile.TemporaryDirectory() as empty:
             os.chdir(empty)
