@@ -7,6 +7,7 @@ python tools/tutorial_pages.py FOLDER [NAME ...]
 """
 
 import contextlib
+import importlib.util
 import io
 import json
 import os
@@ -93,6 +94,10 @@ def main() -> None:
     """Run the given tutorials, or all, each in an empty folder, and write both forms of each."""
     folder = Path(sys.argv[1]).absolute() / "tutorials"
     folder.mkdir(parents=True, exist_ok=True)
+    if importlib.util.find_spec("torchvision"):  # which timm imports
+        from any_torchvision import import_torchvision
+
+        library = import_torchvision()  # noqa: F841 - keeps the declarations alive
     names = sys.argv[2:] or sorted(path.stem for path in SOURCES.glob("*.py"))
     for path in [SOURCES / f"{name}.py" for name in names]:
         start, before = time.perf_counter(), Path.cwd()

@@ -1,27 +1,7 @@
-"""Import torchvision even if its compiled operators were built for another version of torch."""
+"""Import torchvision, also one that was built for another version of torch."""
 
-import importlib
-import sys
-import warnings
+import runpy
+from pathlib import Path
 
-import torch
-
-
-def _import_torchvision() -> torch.library.Library | None:
-    """Import torchvision; if its compiled operators do not load, declare those that its import needs."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # about the image reader, which no test uses
-        try:
-            importlib.import_module("torchvision")
-        except RuntimeError:
-            for name in [name for name in sys.modules if name.partition(".")[0] == "torchvision"]:
-                del sys.modules[name]
-            library = torch.library.Library("torchvision", "DEF")
-            for operator in ("nms", "qnms"):
-                library.define(f"{operator}(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
-            importlib.import_module("torchvision")
-            return library
-    return None
-
-
-LIBRARY = _import_torchvision()  # keeps the declarations alive
+_TOOL = runpy.run_path(str(Path(__file__).parents[2] / "tools" / "any_torchvision.py"))
+LIBRARY = _TOOL["import_torchvision"]()  # keeps the declarations alive
