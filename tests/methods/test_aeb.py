@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 import torch
+from prunable_cases import data_of, network_of
 from torch import Tensor, nn
 from torch.distributions import Laplace, Normal
 
@@ -101,18 +102,6 @@ def test_the_chain_has_the_variance_of_the_posterior() -> None:
     assert posterior.mu.var().item() == pytest.approx(1 / (50 * curvature), rel=0.1)
 
 
-def data_of(count: int = 600) -> torch.utils.data.TensorDataset:
-    """Only 2 of 20 inputs matter."""
-    x = torch.randn(count, 20, generator=torch.Generator().manual_seed(1))
-    return torch.utils.data.TensorDataset(x, (x[:, 0] * x[:, 1] > 0).long())
-
-
-def network() -> nn.Module:
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(0)
-        return nn.Sequential(nn.Linear(20, 64), nn.ReLU(), nn.Linear(64, 2))
-
-
 FIT: dict[str, Any] = {
     "batch_size": 50, "lr": 5e-2, "temperature": 1.0, "optimizer": "sgd", "progress": False, "seed": 0
 }  # fmt: skip
@@ -123,7 +112,9 @@ def test_fit_reaches_the_density_and_stores_the_active_weights(tmp_path: Path) -
     x, y = data.tensors
     for density in (0.6, 0.1):
         method = lb.AEB(density, snapshots=5)
-        bnn = lb.fit(network(), method, data, epochs=40 if density == 0.1 else 2, out=tmp_path / str(density), **FIT)
+        bnn = lb.fit(
+            network_of(64), method, data, epochs=40 if density == 0.1 else 2, out=tmp_path / str(density), **FIT
+        )
         assert int((bnn.posterior.mean() != 0).sum()) == round(density * bnn.layout.numel)
         sizes.append((tmp_path / str(density) / "model.safetensors").stat().st_size)
     assert sizes[0] > 3 * sizes[1]
@@ -137,11 +128,11 @@ def test_fit_reaches_the_density_and_stores_the_active_weights(tmp_path: Path) -
     assert torch.equal((stacked != 0).any(0), bnn.posterior.mean() != 0)
     torch.testing.assert_close(stacked.mean(0), bnn.posterior.mean(), atol=1e-6, rtol=1e-4)
     torch.testing.assert_close(stacked.var(0, unbiased=False), bnn.posterior.variance(), atol=1e-7, rtol=1e-3)
-    loaded = lb.load(tmp_path / "0.1" / "model.safetensors", network())
+    loaded = lb.load(tmp_path / "0.1" / "model.safetensors", network_of(64))
     probs = [one.predict(x, 3, generator=torch.Generator().manual_seed(0)).probs for one in (bnn, loaded)]
     assert torch.equal(*probs)
     state = posterior_of(bnn).to_file({name: t.detach() for name, t in bnn.posterior.state_dict().items()})
-    fresh = lb.bayesianize(network(), method).posterior
+    fresh = lb.bayesianize(network_of(64), method).posterior
     for change in ({"mu": state["mu"][1:]}, {"members": state["members"][:0]}, {"index": state["index"][1:]}):
         with pytest.raises(ValueError, match=r"shape|positions"):
             fresh.from_file({**state, **change})
@@ -156,10 +147,10 @@ def test_a_resumed_chain_is_the_uninterrupted_one(tmp_path: Path) -> None:
             raise Stop
 
     settings: dict[str, Any] = {**FIT, "epochs": 4, "log_every": 1, "checkpoint_steps": 1}
-    whole = lb.fit(network(), lb.AEB(0.3, snapshots=3), data_of(200), **settings)
+    whole = lb.fit(network_of(64), lb.AEB(0.3, snapshots=3), data_of(200), **settings)
     with pytest.raises(Stop):
-        lb.fit(network(), lb.AEB(0.3, snapshots=3), data_of(200), out=tmp_path / "run", on_log=stop, **settings)
-    resumed = lb.fit(network(), lb.AEB(0.3, snapshots=3), data_of(200), out=tmp_path / "run", **settings)
+        lb.fit(network_of(64), lb.AEB(0.3, snapshots=3), data_of(200), out=tmp_path / "run", on_log=stop, **settings)
+    resumed = lb.fit(network_of(64), lb.AEB(0.3, snapshots=3), data_of(200), out=tmp_path / "run", **settings)
     assert torch.equal(whole.posterior.members, resumed.posterior.members)  # type: ignore[arg-type]
 
 
@@ -177,7 +168,7 @@ def test_wrong_settings_and_optimizers_are_refused() -> None:
         "lr_low=0.0 must be": lambda: lb.AEB(lr_low=0.0),
         "samples=0 must be": lambda: lb.AEB(samples=0),
         "AEB adds its noise to SGD": lambda: bnn.method.after_step(training),
-        "AEB needs at least two steps": lambda: lb.fit(network(), lb.AEB(), data_of(50), epochs=1, **FIT),
+        "AEB needs at least two steps": lambda: lb.fit(network_of(64), lb.AEB(), data_of(50), epochs=1, **FIT),
         "has collected no weights": lambda: posterior_of(bnn).finish(),
         "need at least one each": lambda: model(lb.AEB(0.01)),
     }

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 from network_cases import CASES
+from prunable_cases import data_of, network_of
 from scipy import integrate, stats
 from torch import Tensor, nn
 
@@ -181,19 +182,10 @@ def test_files_shrink_with_pruned_inputs(tmp_path: Path) -> None:
             fresh.from_file({**state, **change})
 
 
-def data_of(count: int = 600) -> torch.utils.data.TensorDataset:
-    """Only 2 of 20 inputs matter."""
-    x = torch.randn(count, 20, generator=torch.Generator().manual_seed(1))
-    return torch.utils.data.TensorDataset(x, (x[:, 0] * x[:, 1] > 0).long())
-
-
 def test_fit_prunes_the_inputs_that_do_not_matter() -> None:
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(0)
-        network = nn.Sequential(nn.Linear(20, 32), nn.ReLU(), nn.Linear(32, 2))
     data = data_of()
     settings: dict[str, Any] = {"batch_size": 100, "lr": 1e-2, "temperature": 3.0, "progress": False, "seed": 0}
-    bnn = lb.fit(network, lb.SBP(), data, epochs=60, **settings)
+    bnn = lb.fit(network_of(32), lb.SBP(), data, epochs=60, **settings)
     x, y = data.tensors
     assert (bnn.predict(x).label == y).float().mean() > 0.9
     first = bnn.layout.split(bnn.posterior.mean())[0]

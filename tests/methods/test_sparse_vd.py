@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 from network_cases import CASES
+from prunable_cases import data_of, network_of
 from scipy.integrate import quad
 from torch import Tensor, nn
 
@@ -139,39 +140,27 @@ def test_damaged_files_are_refused(tmp_path: Path) -> None:
         fresh.from_file({**state, "rho": state["rho"][1:]})
 
 
-def data_of(count: int = 600) -> torch.utils.data.TensorDataset:
-    """Only 2 of 20 inputs matter."""
-    x = torch.randn(count, 20, generator=torch.Generator().manual_seed(1))
-    return torch.utils.data.TensorDataset(x, (x[:, 0] * x[:, 1] > 0).long())
-
-
-def network() -> nn.Module:
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(0)
-        return nn.Sequential(nn.Linear(20, 32), nn.ReLU(), nn.Linear(32, 2))
-
-
 FIT: dict[str, Any] = {"batch_size": 50, "lr": 1e-2, "temperature": 1.0, "progress": False, "seed": 0, "epochs": 60}
 
 
 def test_fit_prunes_and_keeps_the_accuracy(tmp_path: Path) -> None:
     data = data_of()
-    bnn = lb.fit(network(), lb.SparseVD(), data, out=tmp_path / "run", **FIT)
+    bnn = lb.fit(network_of(32), lb.SparseVD(), data, out=tmp_path / "run", **FIT)
     x, y = data.tensors
     assert (bnn.predict(x).label == y).float().mean() > 0.9
     first = bnn.layout.split(bnn.posterior.mean())[0]
     assert (first[:, 2:] == 0).float().mean() > 0.9  # of the inputs that do not matter
     assert (first[:, :2] != 0).float().mean() > 0.2
     assert bnn.posterior.random_weights < 0.3 * bnn.layout.numel
-    loaded = lb.load(tmp_path / "run" / "model.safetensors", network())
+    loaded = lb.load(tmp_path / "run" / "model.safetensors", network_of(32))
     assert loaded.posterior.random_weights == bnn.posterior.random_weights
-    again = lb.fit(network(), lb.SparseVD(), data, out=tmp_path / "run", **FIT)  # from the finished run
+    again = lb.fit(network_of(32), lb.SparseVD(), data, out=tmp_path / "run", **FIT)  # from the finished run
     assert torch.equal(again.posterior.mean(), bnn.posterior.mean())
 
 
 def test_a_loop_of_ones_own_finishes_with_the_hook() -> None:
     method, (x, y) = lb.SparseVD(), data_of().tensors
-    bnn = lb.bayesianize(network(), method)
+    bnn = lb.bayesianize(network_of(32), method)
     training = lb.Training(bnn, steps=30, num_data=len(x))
     method.start(training)
     optimizer = torch.optim.Adam(bnn.parameter_groups(), lr=1e-2)
