@@ -54,7 +54,7 @@ METHODS: dict[str, Callable[[argparse.Namespace], lb.Method]] = {
     ),
     "std-search": lambda args: lb.StdSearch(pretrain=args.start is None),
     "ivon": lambda args: lb.MeanField(engine="ivon", prior=prior_of(args)),
-    "backprop": lambda args: lb.MeanField(init_std=1e-3, relative=False),
+    "backprop": lambda args: lb.MeanField(engine="backprop", prior=lb.Normal(0.05), init_std=1e-3, relative=False),
     "ssvi-ivon": lambda args: lb.SSVI(args.density, engine="ivon", prior=prior_of(args)),
     "pbn-ivon": lambda args: lb.PBN(args.density, engine="ivon", prior=prior_of(args), pretrain=args.pretrain),
     "ensemble": lambda args: lb.Ensemble(args.members),
@@ -306,7 +306,9 @@ def predictions(
     for number, (x, y) in enumerate(batches):
         generator = torch.Generator().manual_seed(1000 * args.seed + number)
         with torch.autocast(device.type, torch.bfloat16, enabled=args.precision == "bf16"):
-            probs.append(bnn.predict(x, samples_of(args, bnn), generator=generator).probs.double().cpu())
+            # Each model is scored once, so compiling its prediction would take longer than it saves.
+            found = bnn.predict(x, samples_of(args, bnn), generator=generator, compile=False)
+        probs.append(found.probs.double().cpu())
         labels.append(y.cpu())
     return torch.cat(probs).clamp_min(1e-12), torch.cat(labels)
 
