@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from arguments import run_script
+from arguments import command_of, run_script
 from engines import fitted_temperature, metrics
 from safetensors.torch import load_file
 from torch import Tensor
@@ -33,7 +33,7 @@ def main() -> None:
     sizes = [score_size(members, size) for size in range(1, len(members) + 1)]
     like = json.loads(args.like.read_text())
     result = {
-        "command": f"python experiments/ensembles.py ({len(members)} files of engines.py sgd --save-probs)",
+        "command": command_of("ensembles", args, [str(path) for path in args.files], hidden=("files",)),
         "ensembles": sizes,
         "settings": like["settings"],
         "versions": versions(),
