@@ -10,9 +10,10 @@ The network with its loss is compiled once, as a function of its weights, and al
 and updates run around it. On a GPU the whole step is then captured in a CUDA graph, as `lb.fit` does it; the published
 optimizer cannot be captured. With `--eager` nothing is compiled or captured, and models have their usual likelihood.
 
-The file is written after each row. A row that failed says why, and rows that would start after `--seconds` are left
-out. The plain step is timed again at the end. Bytes are those of parameters with buffers, of gradients and of the
-optimizer, per weight; the peak of memory is that of a step, with all of these.
+The file is written after each row. A row that failed says why, one whose capture failed is timed without it and says
+why, and rows that would start after `--seconds` are left out. The plain step is timed again at the end. Bytes are those
+of parameters with buffers, of gradients and of the optimizer, per weight; the peak of memory is that of a step, with
+all of these.
 """
 
 import argparse
@@ -34,6 +35,7 @@ from leanbayes.core.counters import PeakMemory
 from leanbayes.likelihoods import Likelihood
 from leanbayes.likelihoods.base import NegativeLogLikelihood
 from leanbayes.networks import build
+from leanbayes.training.captured_step import recover
 
 NUM_DATA = 50_000
 LR = 1e-3
@@ -44,8 +46,8 @@ IMAGES: dict[str, tuple[tuple[int, int, int], int, int]] = {  # input shape, cla
     "small-cnn": ((1, 28, 28), 10, 64),
 }
 LANGUAGE: dict[str, dict[str, int]] = {  # the settings of a GPT-2
-    "gpt2-small": {"n_embd": 768, "n_layer": 12, "n_head": 12},
-    "gpt2-medium": {"n_embd": 1024, "n_layer": 24, "n_head": 16},
+    "gpt2-small": {"n_embd": 768, "n_layer": 12, "n_head": 12, "n_positions": 512},
+    "gpt2-medium": {"n_embd": 1024, "n_layer": 24, "n_head": 16, "n_positions": 512},
     "gpt2-tiny": {"n_embd": 32, "n_layer": 2, "n_head": 2, "n_positions": 64, "vocab_size": 1000},
 }
 METHODS: dict[str, lb.Method | None] = {
@@ -96,12 +98,17 @@ class Problem:
             self.code = torch.compile(self._loss, dynamic=False)
 
     def _config(self) -> Any:
-        from transformers import GPT2Config
+        from transformers import AttentionInterface, GPT2Config
+        from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
+        # By its own name the attention gets no mask, which here says no more than that it is causal. Under "sdpa",
+        # transformers reads the positions to see whether it needs one. During compilation or a capture it cannot, and
+        # makes a mask: the blocks would be compiled again in the middle of the capture, and attention would be slower.
+        AttentionInterface.register("causal", sdpa_attention_forward)
         # Without dropout, whose masks would be the same cost for all.
         rates = dict.fromkeys(("resid_pdrop", "embd_pdrop", "attn_pdrop"), 0.0)
         tokens = {"bos_token_id": 0, "eos_token_id": 0}
-        return GPT2Config(**LANGUAGE[self.name], **rates, **tokens, use_cache=False)
+        return GPT2Config(**LANGUAGE[self.name], **rates, **tokens, use_cache=False, attn_implementation="causal")
 
     def network(self) -> nn.Module:
         """Make the network, with the same random weights each time."""
@@ -279,10 +286,14 @@ class Variant:
         with torch.cuda.stream(stream):
             for _ in range(3):
                 self.run()
-        torch.cuda.current_stream().wait_stream(stream)
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, stream=stream):
-            self.run()
+        main, graph, pool = torch.cuda.current_stream(), torch.cuda.CUDAGraph(), torch.cuda.graph_pool_handle()
+        main.wait_stream(stream)
+        try:
+            with torch.cuda.stream(main), torch.cuda.graph(graph, pool, stream):
+                self.run()
+        except Exception:
+            recover(torch.device("cuda", torch.cuda.current_device()), pool, self.optimizers)
+            raise
         self.graph = graph
 
     def bytes_per_weight(self) -> dict[str, float]:
@@ -329,10 +340,19 @@ def measure(problem: Problem, name: str, args: argparse.Namespace) -> dict[str, 
     if cuda and args.kernels:
         row["kernels"] = busy_kernels(variant.run)
     if variant.capturable:
-        variant.capture()
+        try:
+            variant.capture()
+        except Exception as error:  # it is timed without
+            row.update(captured=False, not_captured=said(error))
+            print(f"{name:14} was not captured: {row['not_captured']}", flush=True)
     row["times"] = [milliseconds(variant.step, args.steps, cuda) for _ in range(args.rounds)]
     row["milliseconds"] = statistics.median(row["times"])
     return row
+
+
+def said(error: Exception) -> str:
+    """Return the first line of an error."""
+    return f"{type(error).__name__}: {(str(error).splitlines() or [''])[0]}"
 
 
 def shown(name: str, row: dict[str, Any]) -> str:
@@ -352,6 +372,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
     parser.add_argument("--network", choices=[*IMAGES, *LANGUAGE], default="resnet-18")
     parser.add_argument("--batch-size", type=int, help="default: that of the network")
+    parser.add_argument("--rows", nargs="+", choices=list(METHODS), default=list(METHODS), help="default: all")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--steps", type=int, default=10, help="steps of a round")
     parser.add_argument("--seconds", type=float, default=80, help="after which no row is started")
@@ -366,17 +387,17 @@ def main() -> None:
     problem = Problem(args.network, args.batch_size, torch.device(args.device), not args.eager, args.blocks)
     rows: dict[str, Any] = {}
     record = {"machine": machine_of(args.device), "network": args.network, "batch_size": problem.shape[0]}
-    for name in METHODS:
+    for name in args.rows:
         if time.perf_counter() - started > args.seconds:
             rows[name] = {"failed": f"not started: {args.seconds:g} seconds had passed"}
         else:
             try:
                 rows[name] = row = measure(problem, name, args)
                 for part, ratio in (("milliseconds", "ratio"), ("peak_bytes", "peak_ratio")):
-                    if row[part] and rows["plain"].get(part):
+                    if row[part] and rows.get("plain", {}).get(part):
                         row[ratio] = row[part] / rows["plain"][part]
             except Exception as error:  # a row that fails is a result, too
-                rows[name] = {"failed": f"{type(error).__name__}: {(str(error).splitlines() or [''])[0]}"}
+                rows[name] = {"failed": said(error)}
         gc.collect()
         print(f"{args.network:11} {shown(name, rows[name])}", flush=True)
         write(args.out, {**record, "seconds": time.perf_counter() - started, "rows": rows})

@@ -1,4 +1,7 @@
-"""The ELBO of padded sequences is a sum over labeled tokens, whatever the engine, against a loop over sequences."""
+"""The ELBO of padded sequences is a sum over labeled tokens, whatever the engine, against a loop over sequences.
+
+So is the energy of a chain, against one on the tokens as examples.
+"""
 
 from typing import Any
 
@@ -142,3 +145,56 @@ def test_one_label_per_example_is_not_counted() -> None:
     data = from_datasets(*[TensorDataset(torch.randn(8, 3), torch.arange(8) % 2)] * 3)
     bnn = lb.fit(torch.nn.Linear(3, 2), lb.MeanField(engine="ivon"), data, **FIT)
     assert bnn.labels_per_example is None
+
+
+# -- chains -----------------------------------------------------------------------------------------------------------
+
+
+def sequences() -> tuple[Tensor, Tensor]:
+    generator = torch.Generator().manual_seed(2)
+    x, y = torch.randn(12, 5, 3, generator=generator), torch.randint(4, (12, 5), generator=generator)
+    y[:, 0], y[:6, 1] = -100, -100
+    return x, y
+
+
+def weights_of(bnn: lb.BayesianModel) -> Tensor:
+    return torch.cat([value.flatten() for name, value in bnn.state_dict().items() if value.is_floating_point()])
+
+
+CHAINS = {
+    "csgmcmc": lb.CyclicalSGMCMC(cycles=2, per_cycle=2, exploration=0.3),
+    "aeb": lb.AEB(density=0.5, snapshots=3, interval=2),
+}
+
+
+@pytest.mark.parametrize("name", CHAINS)
+def test_a_chain_on_sequences_is_that_on_their_labeled_tokens(name: str) -> None:
+    x, y = sequences()
+    labeled = y >= 0
+    trained = []
+    for inputs, labels in ((x, y), (x[labeled], y[labeled])):
+        torch.manual_seed(0)
+        data = from_datasets(*[TensorDataset(inputs, labels)] * 3, outputs=4)
+        settings: dict[str, Any] = {
+            "batch_size": len(labels),
+            "optimizer": "sgd",
+            "lr": 0.3,
+            "likelihood": lb.Categorical(class_dim=-1),
+        }
+        trained.append(lb.fit(torch.nn.Linear(3, 4), CHAINS[name], data, **{**FIT, **settings, "epochs": 20}))
+    torch.testing.assert_close(*map(weights_of, trained), rtol=1e-4, atol=1e-5)
+
+
+def test_several_labels_per_example_must_be_told_to_a_chain() -> None:
+    x, y = sequences()
+    method = lb.CyclicalSGMCMC(exploration=0.0)
+    bnn = lb.bayesianize(torch.nn.Linear(3, 4), method, likelihood=lb.Categorical(class_dim=-1))
+    optimizer = torch.optim.SGD([p for p in bnn.parameters() if p.requires_grad], lr=0.1)
+    training = lb.Training(bnn, 100, len(y), optimizers=[optimizer], batch=(x, y))
+    with pytest.raises(lb.LeanBayesError, match=r"lb\.Training\(labels_per_example=\.\.\.\)"):
+        method.after_step(training)
+    training.labels_per_example = 0.0
+    with pytest.raises(lb.LeanBayesError, match=r"labels_per_example=0\.0 must be a positive number"):
+        method.after_step(training)
+    training.labels_per_example = 3.5
+    method.after_step(training)

@@ -19,10 +19,11 @@ from leanbayes.core.network import call_with, output_tensor
 from leanbayes.errors import LeanBayesError
 from leanbayes.likelihoods import Bernoulli, Categorical, Gaussian, HeteroscedasticGaussian, Likelihood
 from leanbayes.likelihoods.expectations import (
+    common_by_class,
     gaussian_means,
     logit_noise,
     logit_samples,
-    prediction_samples,
+    noise_settings,
     softplus,
 )
 from leanbayes.model.bayesian import BayesianModel
@@ -92,8 +93,7 @@ class OnePassGraph(nn.Module):
         if isinstance(bnn.likelihood, Categorical):
             with torch.no_grad():
                 loc, _, common = bnn.likelihood.logit_moments(self._moments(*inputs))
-            columns = loc.shape[-1] + (0 if common is None else len(common))
-            self.logit_noise = logit_noise(columns, prediction_samples(loc)).float()
+            self.logit_noise = logit_noise(*noise_settings(loc, common_by_class(loc, common))).float()
 
     def forward(self, *inputs: Tensor) -> dict[str, Tensor]:
         return _outputs(self.model.likelihood, self._moments(*inputs), self.logit_noise)
@@ -136,6 +136,7 @@ def _outputs(likelihood: Likelihood, output: Moments, noise_of_logits: Tensor | 
 def _mean_softmax(likelihood: Categorical, output: Moments, noise_of_logits: Tensor) -> tuple[Tensor, Tensor]:
     """Return the mean softmax of the logits and its expected entropy, a few samples of the noise at a time."""
     loc, variance, common = likelihood.logit_moments(output)
+    common = common_by_class(loc, common)
     std = variance.clamp_min(0).sqrt()
     at_once = max(1, _ELEMENTS // math.prod(loc.shape[1:]))
     probs, entropy = torch.zeros_like(loc), torch.zeros_like(loc[..., 0])

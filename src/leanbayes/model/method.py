@@ -69,6 +69,8 @@ class Training:
             through it, so that all processes make the same decision.
         autocast: Returns the context in which the loss is computed, for passes of a hook's own.
         held_out: Returns batches (x, y) that are not trained on, to choose settings by.
+        labels_per_example: The mean number of labels of an example, if the loss is a mean over several of them, as for
+            `lb.IVON`. Methods with `counts_labels` need it.
 
     Example:
         >>> training = lb.Training(bnn, steps=1000, num_data=len(train_set), batches=lambda: loader)
@@ -86,6 +88,7 @@ class Training:
     average: Callable[[Tensor], Tensor] = lambda tensor: tensor
     autocast: Callable[[], AbstractContextManager[Any]] = nullcontext
     held_out: Callable[[], Iterable[Any]] = lambda: ()
+    labels_per_example: float | None = None
 
 
 class Method:
@@ -121,6 +124,11 @@ class Method:
     def random_weights(self) -> bool:
         """Whether weights of layers are Bayesian, and not only factors or norms that the method chooses."""
         return self.bayesian_weights and not self.chooses_parameters
+
+    @property
+    def counts_labels(self) -> bool:
+        """Whether training weighs the loss by the number of all labels, which loops then count."""
+        return self.engine == "ivon"
 
     @property
     def has_temperature(self) -> bool:

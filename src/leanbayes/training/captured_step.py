@@ -147,23 +147,12 @@ class CapturedStep:
             ):
                 self._step.run(self._inputs)
         except Exception as error:  # the network is the user's, and may raise anything
-            self._recover(pool)
+            recover(self._device, pool, self._training.optimizers)
             reason = (str(error).splitlines() or [""])[0].rstrip(".")
             self._give_up(f"{type(error).__name__}: {reason}" if reason else type(error).__name__)
             return
         self._graph, self._addresses = graph, self._current_addresses()
         self._waited = self._replays = 0
-
-    def _recover(self, pool: Any) -> None:
-        """Remove what a failed capture leaves behind, so that training can go on."""
-        for optimizer in self._training.optimizers:
-            optimizer.zero_grad()  # gradients that were never computed
-        generator: Any = torch.cuda.default_generators[self._device.index]
-        seed = generator.initial_seed()
-        generator.graphsafe_set_state(torch.Generator(self._device))  # the old state waits for the end of the capture
-        generator.manual_seed(seed)
-        with contextlib.suppress(RuntimeError):  # torch 2.12 and later do this themselves
-            torch._C._cuda_endAllocateToPool(self._device.index, pool)
 
     def _drop_graph(self) -> None:
         """Start again after a hook has replaced tensors."""
@@ -183,6 +172,18 @@ class CapturedStep:
         states = [state for optimizer in optimizers for state in optimizer.state.values()]
         values = [value for one in (*groups, *states) for value in one.values() if isinstance(value, Tensor)]
         return [(tensor.data_ptr(), tensor.shape) for tensor in (*model.parameters(), *model.buffers(), *values)]
+
+
+def recover(device: torch.device, pool: Any, optimizers: Sequence[torch.optim.Optimizer]) -> None:
+    """Remove what a failed capture leaves behind, so that training can go on."""
+    for optimizer in optimizers:
+        optimizer.zero_grad()  # gradients that were never computed
+    generator: Any = torch.cuda.default_generators[device.index]
+    seed = generator.initial_seed()
+    generator.graphsafe_set_state(torch.Generator(device))  # the old state waits for the end of the capture
+    generator.manual_seed(seed)
+    with contextlib.suppress(RuntimeError):  # torch 2.12 and later do this themselves
+        torch._C._cuda_endAllocateToPool(device.index, pool)
 
 
 def not_captured(reason: str) -> str:

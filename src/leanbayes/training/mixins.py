@@ -40,7 +40,7 @@ class _Loop:
                 f"{type(bnn.method).__name__} trains in {len(stages)} stages, which other loops lack: use lb.fit."
             )
         self.training = Training(bnn, steps=1, num_data=num_data, temperature=temperature, average=_average)
-        self.labels_per_example, self.resumed = labels_per_example, False
+        self.training.labels_per_example, self.resumed = labels_per_example, False
 
     def start(
         self,
@@ -60,12 +60,12 @@ class _Loop:
             bnn.method.start(training)
             if training.model is not bnn:
                 raise LeanBayesError(f"{type(bnn.method).__name__} replaces its model at the start: use lb.fit.")
+        if bnn.method.counts_labels and training.labels_per_example is None:
+            training.labels_per_example = labels_per_example(bnn.likelihood, labels())
         optimizer: torch.optim.Optimizer
         if bnn.method.engine == "ivon":
-            if self.labels_per_example is None:
-                self.labels_per_example = labels_per_example(bnn.likelihood, labels())
             settings: dict[str, Any] = {"temperature": training.temperature, "keep_std": self.resumed}
-            settings["labels_per_example"] = self.labels_per_example
+            settings["labels_per_example"] = training.labels_per_example
             optimizer = IVON(bnn, lr, num_data=training.num_data, **settings)
         else:
             optimizer = make(bnn.parameter_groups())

@@ -331,11 +331,12 @@ class Run:
             return bnn
         if shard:
             shard_for_training(bnn, self._accelerator)
+        training.labels_per_example = self._labels_per_example(bnn) if plan.method.counts_labels else None
         training.optimizers = plan.recipe.optimizers(
             bnn,
             training.num_data,
             keep_std=state is not None,
-            labels_per_example=self._labels_per_example(bnn) if plan.method.engine == "ivon" else None,
+            labels_per_example=training.labels_per_example,
         )
         Loop(plan, training, self._batches, self._accelerator, journal, self._validate, stop, state).run()
         plan.method.finish(training)

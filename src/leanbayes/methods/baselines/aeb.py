@@ -55,6 +55,7 @@ class AEB(Method):
     temperature: float = 1.0
     lr_low: float = 0.1
     samples: int = 30
+    counts_labels = True
 
     def __post_init__(self) -> None:
         check_choices(self, densities=Densities)

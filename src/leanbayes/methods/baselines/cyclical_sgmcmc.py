@@ -1,7 +1,7 @@
 """Cyclical stochastic-gradient MCMC (Zhang et al. 2020): one chain that visits several modes; snapshots are members.
 
 In each cycle the learning rate falls as a cosine. SGD explores in the first part of a cycle. In the rest, noise makes
-it SGHMC: with the rate l, momentum β, N examples and temperature T, the momentum gets the noise N(0, 2(1-β)lT/N).
+it SGHMC: with the rate l, momentum β, N labels and temperature T, the momentum gets the noise N(0, 2(1-β)lT/N).
 For small rates the weights then have the density exp(-N·loss/T), where the loss contains the weight decay as the prior.
 """
 
@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from leanbayes.core import noise
 from leanbayes.errors import LeanBayesError
+from leanbayes.likelihoods import Categorical
 from leanbayes.methods.baselines.ensemble import Members
 from leanbayes.model.draw import Draw
 from leanbayes.model.method import Method, Stage, Training, register_method
@@ -48,6 +49,7 @@ class CyclicalSGMCMC(Method):
     temperature: float = 1.0
     samples = 1  # of a chain that has not collected all members
     bayesian_weights = False
+    counts_labels = True
 
     def __post_init__(self) -> None:
         if self.cycles < 1 or self.per_cycle < 1:
@@ -103,10 +105,11 @@ def add_noise(training: Training, temperature: float, only: Tensor | None = None
     if not found:
         name = type(training.model.method).__name__
         raise LeanBayesError(f"{name} adds its noise to SGD: train with torch.optim.SGD.")
+    labels = _number_of_labels(training)
     for optimizer in found:
         for group in optimizer.param_groups:
             beta, rate = group["momentum"], group["lr"]
-            std = (2 * (1 - beta) * rate * temperature / training.num_data) ** 0.5
+            std = (2 * (1 - beta) * rate * temperature / labels) ** 0.5
             for parameter in group["params"]:
                 if only is not None and parameter is not only:
                     continue
@@ -116,6 +119,23 @@ def add_noise(training: Training, temperature: float, only: Tensor | None = None
                 if momentum is not None:
                     momentum.sub_(change / rate)
                 parameter.add_(change, alpha=1 + beta if group["nesterov"] else 1)
+
+
+def _number_of_labels(training: Training) -> float:
+    """Return the number of labels of all training data, over which the loss is a mean."""
+    labels, likelihood = training.labels_per_example, training.model.likelihood
+    if labels is not None:
+        if not 0 < labels < float("inf"):
+            raise LeanBayesError(f"labels_per_example={labels} must be a positive number.")
+        return training.num_data * labels
+    if training.batch is not None and isinstance(likelihood, Categorical):
+        y = training.batch[1]
+        if y.numel() > len(y):
+            raise LeanBayesError(
+                "The loss is a mean over several labels per example, and the noise depends on their number: pass "
+                "lb.Training(labels_per_example=...) the mean number of labeled tokens or pixels of an example."
+            )
+    return training.num_data
 
 
 @torch.no_grad()

@@ -202,9 +202,8 @@ def gelu_moments(m: Tensor, v: Tensor) -> Exact:
     mean = F.gelu(a)
     cdf = _cdf_by_gelu(a, mean)
     w = a * a
-    density = w * -0.5
+    density = torch.rsub(w, math.log(_PEAK), alpha=0.5)
     density = torch.exp(density, out=spent(density))
-    density = torch.mul(density, _PEAK, out=spent(density))
     mean = torch.mul(mean, s, out=spent(mean))
     r2 = torch.mul(r, r, out=spent(s))
     mean = torch.addcmul(mean, torch.mul(r, v, out=spent(r)), density, out=spent(mean))
@@ -212,21 +211,19 @@ def gelu_moments(m: Tensor, v: Tensor) -> Exact:
     slope = torch.addcmul(cdf, a, r2, out=spent(cdf))
     # The name of a number k stands for He_{k-2} - He_k/s², for k = 3 without its factor a.
     w = torch.clamp_max(w, _REACH**2, out=spent(w))  # farther away the density is 0
-    t = torch.mul(w, r2, out=spent(a))
-    two = r2 - t
+    two = torch.addcmul(r2, r2, w, value=-1, out=spent(a))
     two = torch.add(two, 1, out=spent(two))
     three = torch.add(two, r2, alpha=2)
-    four = torch.addcmul(w, w, t, value=-1)
-    four = torch.add(four, t, alpha=6, out=spent(four))
-    four = torch.sub(four, r2, alpha=3, out=spent(four))
-    four = torch.sub(four, 1, out=spent(four))
+    four = w - 6
+    four = torch.addcmul(three, two, four, out=spent(four))
+    four = torch.add(four, 4, out=spent(four))
     two, three, four = (torch.mul(term, term, out=spent(term)) for term in (two, three, four))
     u = torch.mul(v, r2, out=spent(r))
     three = torch.mul(three, w, out=spent(three))
     three = torch.addcmul(three, four, u, value=1 / 4, out=spent(three))
     two = torch.addcmul(two, three, u, value=1 / 3, out=spent(two))
     two = torch.mul(two, torch.mul(density, density, out=spent(density)), out=spent(two))
-    variance = torch.mul(slope, slope, out=spent(t))
+    variance = torch.mul(slope, slope, out=spent(w))
     variance = torch.addcmul(variance, two, u, value=1 / 2, out=spent(variance))
     return Exact(mean, slope, torch.mul(variance, v, out=spent(variance)), is_mean=True)
 
