@@ -14,7 +14,7 @@ def _plain(loc: Tensor, std: Tensor, shift: Tensor | None, noise: Tensor) -> tup
     """Compute what the docstring of the kernel says."""
     z = loc + std * noise[:, None, None]
     if shift is not None:
-        z = z + shift.reshape(len(noise), len(loc), 1, -1)
+        z = z + shift.unsqueeze(2)
     sampled = z.softmax(-1)
     return sampled.mean(0), torch.special.entr(sampled).sum(-1).mean(0)
 

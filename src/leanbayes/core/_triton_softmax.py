@@ -4,52 +4,64 @@
 """
 
 import torch
+import torch.nn.functional as F
 import triton
 import triton.language as tl
 from torch import Tensor
 from torch.library import triton_op, wrap_triton
 
-_TILE = 512  # logits of one program of a single warp, whose threads need no shared memory to add up a row
+_TILE = 512  # logits of one program of a single warp: with up to 16 classes, each thread has all classes of a row
+_PROGRAMS = 1024  # fewer rows than these need are shared by several programs, which take some of the samples each
+_LEAST = 8  # samples of such a program
+_LOG2E = tl.constexpr(1.4426950408889634)
 
 
 @triton.jit
 def _places(example, position, column, stride0, stride1, stride2):
-    """Return where the values of some rows and all classes are."""
-    return (example * stride0 + position * stride1)[:, None] + column[None, :] * stride2
+    """Return where the values of all classes and some rows are."""
+    return column[:, None] * stride2 + (example * stride0 + position * stride1)[None, :]
 
 
 @triton.jit
 def mean_softmax_kernel(
-    loc_ptr, std_ptr, shift_ptr, noise_ptr, probs_ptr, entropy_ptr, examples, positions, classes, samples,
+    loc_ptr, std_ptr, shift_ptr, noise_ptr, probs_ptr, entropy_ptr, examples, positions, classes, samples, at_once,
     loc0, loc1, loc2, std0, std1, std2, probs0, probs1, probs2,
-    HAS_SHIFT: tl.constexpr, ROWS: tl.constexpr, CLASSES: tl.constexpr,
+    HAS_SHIFT: tl.constexpr, ONE_EXAMPLE: tl.constexpr, ROWS: tl.constexpr, CLASSES: tl.constexpr,
 ):  # fmt: skip
-    row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
+    first = tl.program_id(0).to(tl.int64) * ROWS
+    part = tl.program_id(1)
+    row = first + tl.arange(0, ROWS)
     column = tl.arange(0, CLASSES)
     example, position = row // positions, row % positions
     exists = row < examples * positions
-    mask = exists[:, None] & (column < classes)[None, :]
-    # Classes that do not exist have a probability of 0, without infinities that would give NaN.
-    loc = tl.load(loc_ptr + _places(example, position, column, loc0, loc1, loc2), mask=mask, other=-1e30)
-    std = tl.load(std_ptr + _places(example, position, column, std0, std1, std2), mask=mask, other=0.0)
-    probs = tl.zeros((ROWS, CLASSES), tl.float32)
-    logs = tl.zeros((ROWS,), tl.float32)
-    exponents = tl.zeros((ROWS, CLASSES), tl.float32)
-    for sample in range(samples):
-        noise = tl.load(noise_ptr + sample * classes + column, mask=column < classes, other=0.0)
-        z = loc + std * noise[None, :]
+    mask = (column < classes)[:, None] & exists[None, :]
+    # Logits to the base 2. Classes that do not exist have a probability of 0, without infinities that would give NaN.
+    loc = tl.load(loc_ptr + _places(example, position, column, loc0, loc1, loc2), mask=mask, other=-1e30) * _LOG2E
+    std = tl.load(std_ptr + _places(example, position, column, std0, std1, std2), mask=mask, other=0.0) * _LOG2E
+    probs = tl.zeros((CLASSES, ROWS), tl.float32)
+    entropy = tl.zeros((ROWS,), tl.float32)
+    if HAS_SHIFT:
+        shift_ptr += part.to(tl.int64) * at_once * examples * CLASSES
+    for sample in range(part * at_once, tl.minimum((part + 1) * at_once, samples)):
+        z = loc + std * tl.load(noise_ptr + sample * CLASSES + column)[:, None]
         if HAS_SHIFT:
-            start = (sample * examples + example) * classes
-            z += tl.load(shift_ptr + start[:, None] + column[None, :], mask=mask, other=0.0)
-        z -= tl.max(z, 1)[:, None]
-        unscaled = tl.exp(z)
-        total = tl.sum(unscaled, 1)
-        p = unscaled / total[:, None]
-        probs += p
-        logs += tl.log(total)
-        exponents += tl.where(p > 0.0, p * z, 0.0)  # the sum over classes comes last, because it mixes threads
-    tl.store(probs_ptr + _places(example, position, column, probs0, probs1, probs2), probs / samples, mask=mask)
-    tl.store(entropy_ptr + row, (logs - tl.sum(exponents, 1)) / samples, mask=exists)
+            if ONE_EXAMPLE:
+                z += tl.load(shift_ptr + (first // positions) * CLASSES + column)[:, None] * _LOG2E
+            else:
+                places = column[:, None] + (example * CLASSES)[None, :]
+                z += tl.load(shift_ptr + places, mask=exists[None, :], other=0.0) * _LOG2E
+            shift_ptr += examples * CLASSES
+        z -= tl.max(z, 0)[None, :]
+        unscaled = tl.exp2(z)
+        total = tl.sum(unscaled, 0)
+        inverse = 1.0 / total
+        probs += unscaled * inverse[None, :]
+        exponent = tl.sum(tl.where(unscaled > 0.0, unscaled * z, 0.0), 0)
+        entropy += tl.log2(total) - exponent * inverse
+    stored = probs_ptr + part * probs0 * examples  # parts follow one another
+    tl.store(stored + _places(example, position, column, probs0, probs1, probs2), probs / samples, mask=mask)
+    places = part.to(tl.int64) * examples * positions + row
+    tl.store(entropy_ptr + places, entropy / (samples * _LOG2E), mask=exists)
 
 
 @triton_op("leanbayes::mean_softmax", mutates_args={})
@@ -59,18 +71,24 @@ def mean_softmax(loc: Tensor, std: Tensor, shift: Tensor | None, noise: Tensor) 
     Args:
         loc: Means, (examples, positions, classes), with any strides.
         std: Standard deviations of the same shape.
-        shift: What all positions of an example have in common, (samples, examples, classes), contiguous.
-        noise: Standard normals, (samples, classes), contiguous.
+        shift: What all positions of an example have in common, (samples, examples, classes).
+        noise: Standard normals, (samples, classes).
     """
     examples, positions, classes = loc.shape
-    probs = torch.empty_like(loc)
-    entropy = torch.empty((examples, positions), dtype=loc.dtype, device=loc.device)
-    width = max(2, triton.next_power_of_2(classes))
+    samples, width = len(noise), max(2, triton.next_power_of_2(classes))
     rows = max(1, _TILE // width)
+    blocks = triton.cdiv(examples * positions, rows)
+    parts = min(triton.cdiv(_PROGRAMS, max(1, blocks)), max(1, samples // _LEAST))
+    at_once = triton.cdiv(samples, parts)
+    parts = triton.cdiv(samples, at_once)
+    # With one part the probabilities keep the order of the logits in memory.
+    probs = torch.empty_like(loc) if parts == 1 else loc.new_empty(parts, *loc.shape)
+    entropy = loc.new_empty(parts, examples, positions)
     if loc.numel():
-        wrap_triton(mean_softmax_kernel)[(triton.cdiv(examples * positions, rows),)](
-            loc, std, shift, noise, probs, entropy, examples, positions, classes, len(noise),
-            *loc.stride(), *std.stride(), *probs.stride(), shift is not None, rows, width,
+        padded = [None if one is None else F.pad(one, (0, width - classes)).contiguous() for one in (shift, noise)]
+        wrap_triton(mean_softmax_kernel)[(blocks, parts)](
+            loc, std, *padded, probs, entropy, examples, positions, classes, samples, at_once,
+            *loc.stride(), *std.stride(), *probs.stride()[-3:], shift is not None, positions % rows == 0, rows, width,
             num_warps=max(1, width // _TILE),
         )  # fmt: skip
-    return probs, entropy
+    return (probs if parts == 1 else probs.sum(0)), entropy.sum(0)
