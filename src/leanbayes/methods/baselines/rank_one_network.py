@@ -93,7 +93,8 @@ class _Pass:
 class _Current:
     """The pass that runs, if any. All hooks of a network share it."""
 
-    running: _Pass | None = None
+    def __init__(self) -> None:
+        self.running: _Pass | None = None  # not of the class: the first pass would set it, and compile a loss twice
 
     def get(self) -> _Pass:
         """Return the pass."""
