@@ -294,7 +294,7 @@ def _deep(gain: float) -> nn.Module:
     network = nn.Sequential(nn.Linear(3, 32), *hidden, nn.Linear(32, 10))
     with torch.no_grad():
         for layer in hidden:
-            layer[0].weight.mul_(gain)  # type: ignore[operator, union-attr]
+            layer[0].weight.mul_(gain)  # type: ignore[operator]
     return network
 
 
@@ -324,7 +324,7 @@ def test_rounding_of_a_deep_network_in_half_precision_is_not_a_difference(
                 bnn.predict(x, 1, rule=rule, compile=True)
             return
         bnn.predict(x, 1, rule=rule, compile=True)
-        eager = expected.probs if rule == "moments" else expected.outputs[0]
+        eager = expected.probs if rule == "moments" or expected.outputs is None else expected.outputs[0]
     assert (found[0] - eager).abs().max() > compiled_passes._ROUNDING[True] * eager.abs().max()
 
 
