@@ -11,8 +11,9 @@ Rows: `sgd` (a plain network), `ivon` and `backprop` (mean-field by both engines
 `laplace-adjoint` (the same, linearized), `laplace-last` (the full covariance of the last layer), `laplace-kron` (its
 Kronecker factors) and `std-search`. With --start these only fit the posterior to the network of an `sgd` row, which
 --save-model wrote. Every row is scored with the running statistics of BatchNorm that training leaves, and with
-statistics that are refreshed under the posterior; with and without a temperature that is fitted to held-out images.
-Corrupted test images and OOD images are scored too (`shifted.py`). The file is written at the end of the training.
+statistics that are refreshed under the posterior (with --no-running only with these); with and without a temperature
+that is fitted to held-out images. Corrupted test images and OOD images are scored too (`shifted.py`). The file is
+written at the end of the training.
 """
 
 import argparse
@@ -69,7 +70,7 @@ METHODS: dict[str, Callable[[argparse.Namespace], lb.Method]] = {
     "sngp": lambda args: lb.SNGP(),
     "sparse-vd": lambda args: lb.SparseVD(),
     "sbp": lambda args: lb.SBP(),
-    "aeb": lambda args: lb.AEB(args.density),
+    "aeb": lambda args: lb.AEB(args.density, temperature=args.noise),
 }
 AFTER_TRAINING = ("laplace", "laplace-adjoint", "laplace-last", "laplace-kron", "std-search")
 
@@ -92,6 +93,7 @@ def options() -> argparse.Namespace:
     parser.add_argument("--decay", type=float, default=1e-3, help="precision of the prior of ivon per example")
     parser.add_argument("--hess-init", type=float, default=0.5)
     parser.add_argument("--temperature", type=float, default=1.0)
+    parser.add_argument("--noise", type=float, default=1.0, help="variance of the noise of aeb, 1 for the posterior")
     parser.add_argument("--density", type=float, default=0.05, help="share of the Bayesian weights")
     parser.add_argument("--pretrain", type=float, default=0.5, help="share of the epochs of the plain network first")
     parser.add_argument("--members", type=int, default=4, help="number of members of an ensemble")
@@ -99,6 +101,7 @@ def options() -> argparse.Namespace:
     parser.add_argument("--samples", type=int, default=30)
     parser.add_argument("--shift-examples", type=int, default=1000, help="test images per corruption, 0 for none")
     parser.add_argument("--ood-examples", type=int, default=10_000, help="images per OOD data set, 0 for none")
+    parser.add_argument("--no-running", action="store_true", help="skip the scores with running statistics")
     parser.add_argument("--precision", choices=("fp32", "bf16"), default="bf16")
     parser.add_argument("--compile", action="store_true")
     parser.add_argument("--seed", type=int, default=0)
@@ -126,7 +129,7 @@ def main() -> None:
     train = train_peer if args.row == "ivon-opt" else train_ours
     bnn, state = train(args, data, network, device)
     seconds = time.monotonic() - started
-    scores = {"running": score(args, bnn, data, device)}
+    scores = {} if args.no_running else {"running": score(args, bnn, data, device)}
     refresh(args, bnn, data, device)
     scores["refreshed"] = score(args, bnn, data, device, args.save_probs, shifted=True)
     state["predict_flops"] = flops_of_prediction(args, bnn, data, device)

@@ -67,6 +67,7 @@ def trained_table(records: Sequence[dict[str, Any]], ensembles: Sequence[dict[st
     ]
     for (task, name), runs in groups.items():
         scores = [run["scores"]["refreshed"] for run in runs]
+        running = [run["scores"]["running"] for run in runs if "running" in run["scores"]]
         # Without held-out images no temperature can be fitted.
         fitted = not runs[0]["settings"]["all_images"]
         scaled = mean(one["test_with_temperature"]["nll"] for one in scores)
@@ -74,7 +75,7 @@ def trained_table(records: Sequence[dict[str, Any]], ensembles: Sequence[dict[st
             f"{mean(one['test']['accuracy'] for one in scores):.2%}",
             f"{mean(one['test']['nll'] for one in scores):.4f}",
             f"{mean(one['test']['ece'] for one in scores):.4f}",
-            f"{mean(run['scores']['running']['test']['nll'] for run in runs):.4f}",
+            f"{mean(one['test']['nll'] for one in running):.4f}" if running else "",
             f"{scaled:.4f}" if fitted else "",
             f"{mean(one['test_with_temperature']['temperature'] for one in scores):.2f}" if fitted else "",
             equivalent(scaled, sizes[task]) if fitted and task in sizes else "",

@@ -87,20 +87,26 @@ def test_rows_start_from_a_trained_network(tmp_path: Path, monkeypatch: pytest.M
         "cpu",
         "--out",
     )
+    task = ("--no-running", *task)
     model = tmp_path / "trained.safetensors"
     run("engines.py", "sgd", "--save-model", model, *task, tmp_path / "sgd.json", patch=monkeypatch)
-    plain = json.loads((tmp_path / "sgd.json").read_text())["scores"]["running"]["test"]
+    plain = json.loads((tmp_path / "sgd.json").read_text())["scores"]["refreshed"]["test"]
     for row in ("laplace", "laplace-adjoint", "laplace-last", "laplace-kron", "std-search"):
         out = tmp_path / f"{row}.json"
         run("engines.py", row, "--start", model, *task, out, patch=monkeypatch)
         found = json.loads(out.read_text())
         assert found["settings"]["post_hoc"]
+        assert list(found["scores"]) == ["refreshed"]
         assert found["costs"]["file_bytes"] > 1000
-        assert abs(found["scores"]["running"]["test"]["accuracy"] - plain["accuracy"]) < 0.1
+        assert abs(found["scores"]["refreshed"]["test"]["accuracy"] - plain["accuracy"]) < 0.1
         assert str(tmp_path) not in out.read_text()
         assert 0.5 < found["scores"]["refreshed"]["ood"]["letters"]["auroc"] <= 1
         assert len(found["scores"]["refreshed"]["corrupted"]["nll_by_corruption"]) == 15
         assert found["scores"]["refreshed"]["corrupted"]["examples"] == 20
+    table = next(runpy.run_path(str(EXPERIMENTS / "engines_tables.py"))["engines_tables"](tmp_path))
+    cells = [cell.strip() for cell in table.splitlines()[-1].split("|")[1:-1]]
+    assert cells[5] == ""  # the NLL with running statistics
+    assert all(cell for place, cell in enumerate(cells) if place not in (5, 8))  # nor are there ensembles
     check_table(tmp_path, monkeypatch)
     with pytest.raises(SystemExit, match="--start is for"):
         run("engines.py", "ivon", "--start", model, *task, out, patch=monkeypatch)

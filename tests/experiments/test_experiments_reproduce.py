@@ -20,7 +20,10 @@ EXPERIMENTS = ROOT / "experiments"
 RESULTS = EXPERIMENTS / "results"
 MODULE: dict[str, Any] = runpy.run_path(str(EXPERIMENTS / "reproduce.py"))
 STEPS = MODULE["steps"]()
-PLACES = ("run", "runs", "comparisons", "file", "out", "figures", "keep", "root", "device", "save_model", "save_probs")
+PLACES = (
+    "run", "runs", "comparisons", "file", "out", "figures", "keep", "root", "device", "start", "save_model",
+    "save_probs",
+)  # fmt: skip
 # Folders of images are described by what is in them, which needs the data.
 COMPARISONS = [step for step in STEPS if step.words[:2] == ["leanbayes", "compare"] and "camvid" not in step.command]
 PROGRAMS = [step for step in STEPS if step.words[0] == "python"]

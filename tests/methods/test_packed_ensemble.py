@@ -8,6 +8,7 @@ import torch
 import torch.nn.functional as F
 from network_cases import CASES
 from torch import Tensor, nn
+from torch.utils.data import TensorDataset
 
 import leanbayes as lb
 from leanbayes.evaluation.cost import costs_of, count_flops
@@ -227,3 +228,29 @@ def test_there_is_no_mean_network() -> None:
         bnn.predict(batch()[0], rule="mean")
     with pytest.raises(lb.LeanBayesError, match="does not exist"):
         bnn.network.member(2)  # type: ignore[operator]
+
+
+class LikeCudnn(nn.BatchNorm2d):
+    """Asks for the memory format of its inputs, as BatchNorm does on a GPU; vmap fails if it is channels_last."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        last = x.stride(1) < x.stride(3)
+        return super().forward(x.contiguous(memory_format=torch.channels_last if last else torch.contiguous_format))
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+def test_channels_last_trains_the_same_network(precision: Any) -> None:
+    torch.manual_seed(0)
+    images, labels = torch.randn(24, 3, 6, 6), torch.arange(24) % 4
+    layers = nn.Conv2d(3, 8, 3), LikeCudnn(8), nn.ReLU(), nn.Conv2d(8, 8, 3), LikeCudnn(8)
+    small = nn.Sequential(*layers, nn.Flatten(), nn.Linear(32, 4))
+    plain, last = (
+        lb.fit(
+            small, lb.PackedEnsemble(2), TensorDataset(images, labels), epochs=2, batch_size=8, optimizer="sgd",
+            lr=0.02, channels_last=channels_last, precision=precision, device="cpu", progress=False,
+        )
+        for channels_last in (False, True)
+    )  # fmt: skip
+    torch.testing.assert_close(last.state_dict(), plain.state_dict(), rtol=1e-3, atol=1e-3)
+    probs = [bnn.predict(images.contiguous(memory_format=torch.channels_last)).probs for bnn in (plain, last)]
+    torch.testing.assert_close(*probs, rtol=1e-2, atol=1e-2)

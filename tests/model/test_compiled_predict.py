@@ -287,6 +287,47 @@ def test_compiled_code_with_other_outputs_is_not_used(
         bnn.predict(x, rule=rule, compile=True)
 
 
+def _deep(gain: float) -> nn.Module:
+    """A network that amplifies what its layers round."""
+    torch.manual_seed(0)
+    hidden = [nn.Sequential(nn.Linear(32, 32), nn.Tanh()) for _ in range(12)]
+    network = nn.Sequential(nn.Linear(3, 32), *hidden, nn.Linear(32, 10))
+    with torch.no_grad():
+        for layer in hidden:
+            layer[0].weight.mul_(gain)  # type: ignore[operator]
+    return network
+
+
+@pytest.mark.parametrize(
+    ("method", "rule", "gain"), [(lb.MeanField(init_std=1e-3), "moments", 4), (lb.MCDropout(rate=0.1), "sample", 3)]
+)
+@pytest.mark.parametrize("wrong", [False, True])
+def test_rounding_of_a_deep_network_in_half_precision_is_not_a_difference(
+    method: lb.Method, rule: str, gain: float, wrong: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bnn, x = lb.bayesianize(_deep(gain), method).eval(), torch.randn(200, 3)
+    found: list[Tensor] = []
+
+    def rounded(parts: Any) -> Any:
+        """Results of a pass whose inputs have another last bit."""
+        found.append(parts if isinstance(parts, Tensor) else parts.prediction.probs)
+        return _shifted(parts) if wrong else parts
+
+    def compiled(function: Any, **_: Any) -> Any:
+        return lambda model, draw, inputs, summarize: rounded(function(model, draw, inputs * (1 + 2**-8), summarize))
+
+    monkeypatch.setattr(torch, "compile", compiled)
+    with torch.autocast("cpu", torch.bfloat16), bnn.frozen(0):
+        expected = bnn.predict(x, 1, rule=rule, compile=False, keep_outputs=True)
+        if wrong:
+            with pytest.raises(lb.LeanBayesError, match=r"cannot be compiled .*differ"):
+                bnn.predict(x, 1, rule=rule, compile=True)
+            return
+        bnn.predict(x, 1, rule=rule, compile=True)
+        eager = expected.probs if rule == "moments" or expected.outputs is None else expected.outputs[0]
+    assert (found[0] - eager).abs().max() > compiled_passes._ROUNDING[True] * eager.abs().max()
+
+
 def _shifted(parts: Any) -> Any:
     if isinstance(parts, Tensor):
         return parts + 1

@@ -367,7 +367,7 @@ def step_of(batches: list[Any], monkeypatch: pytest.MonkeyPatch) -> tuple[captur
     accelerator = SimpleNamespace(
         device=torch.device("cpu"), scaler=None, num_processes=1, autocast=contextlib.nullcontext
     )
-    step = OptimizerStep(bnn, training, Recipe(), accelerator)
+    step = OptimizerStep(bnn, training, Recipe(), accelerator, print)
     said: list[str] = []
     made = captured_step.CapturedStep(step, LearningRates(training.optimizers), training, bnn.method, said.append)
     for number, batch in enumerate(batches):
@@ -503,7 +503,7 @@ def test_a_smaller_batch_is_taken_without_the_graph_on_a_gpu(replays: list[int])
             device=torch.device("cuda"), scaler=None, num_processes=1, autocast=contextlib.nullcontext
         )
         rates = LearningRates(training.optimizers)
-        step: Any = OptimizerStep(bnn, training, Recipe(), accelerator)
+        step: Any = OptimizerStep(bnn, training, Recipe(), accelerator, print)
         took = captured_step.CapturedStep(step, rates, training, bnn.method, print) if captured else step
         x, y = (tensor.cuda() for tensor in clusters()[:])
         for number in range(12):

@@ -319,6 +319,45 @@ def test_a_compiled_loss_is_compiled_once_and_gives_about_the_same(monkeypatch: 
     assert counter.frame_count == 1
 
 
+class Untraceable(nn.Module):
+    """A network that works, but not while it is traced."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = mlp()
+
+    def forward(self, x: Tensor) -> Tensor:
+        if torch.compiler.is_compiling():
+            x = x @ x.new_zeros(1000, 1)  # an error of a tensor operation
+        return self.layers(x)
+
+
+def test_a_network_that_cannot_be_compiled_is_trained_without(capsys: pytest.CaptureFixture[str]) -> None:
+    plain = train(Untraceable(), epochs=2)
+    found = train(Untraceable(), epochs=2, compile=True, progress=True)
+    torch.testing.assert_close(weights(found), weights(plain), rtol=0, atol=0)
+    output = "".join(capsys.readouterr())
+    assert output.count("The loss is not compiled: ") == 1
+
+
+class Broken(Untraceable):
+    def forward(self, x: Tensor) -> Tensor:
+        return self.layers(x @ x.new_zeros(1000, 1))
+
+
+def test_errors_of_a_network_are_its_own_also_with_compile() -> None:
+    with pytest.raises(RuntimeError, match="shapes cannot be multiplied"):
+        train(Broken(), epochs=1, compile=True)
+
+
+@pytest.mark.parametrize("method", [lb.BatchEnsemble(2), lb.RankOne(2), lb.LPBNN(2), lb.MIMO(members=2)])
+def test_the_loss_of_members_is_compiled_once(method: lb.Method, monkeypatch: pytest.MonkeyPatch) -> None:
+    counter = CompileCounterWithBackend("eager")
+    monkeypatch.setattr(torch, "compile", functools.partial(torch.compile, backend=counter))
+    train(method=method, epochs=2, compile=True)
+    assert counter.frame_count == 1
+
+
 class Formats(nn.Module):
     """Records the memory format of its inputs."""
 

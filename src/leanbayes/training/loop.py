@@ -60,7 +60,7 @@ class Loop:
         self._forward = vars(training.model)["forward"]
         self._is_sharded = training.model.root_units is not None
         prepared = training.model if self._is_sharded else accelerator.prepare(training.model)
-        step = OptimizerStep(prepared, training, self._recipe, accelerator)
+        step = OptimizerStep(prepared, training, self._recipe, accelerator, journal.say)
         self._temperature, self._loss_sum, self._loss_count = step.temperature, step.loss_sum, 0
         self._last_checkpoint = time.monotonic()
         if state is not None:

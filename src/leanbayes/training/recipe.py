@@ -64,7 +64,8 @@ class Recipe:
             also the one that is evaluated during training. None means no average.
         precision: number format of the network's arithmetic. None means that of `accelerate launch`, or fp32.
         compile: run the loss through torch.compile and, on one GPU, the whole step as a CUDA graph. The first steps
-            take a minute, the others are faster. What Python does in a step of the graph is done only once.
+            take a minute, the others are faster. What Python does in a step of the graph is done only once. A network
+            that cannot be compiled is trained without, and a log line says why.
         channels_last: store images and convolutions in the memory format that GPUs prefer.
         device: where to train. None means the GPU, if there is one.
         unused_parameters: let several processes train a network in which a step may not use some parameters.

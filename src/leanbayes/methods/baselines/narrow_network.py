@@ -52,12 +52,15 @@ def narrow_network(network: nn.Module, width: Width, groups: int, seed: int) -> 
 
 
 def stack(networks: Sequence[nn.Module]) -> nn.Module:
-    """Return a network whose parameters and running statistics are those of several networks, in a new dimension."""
+    """Return a network whose parameters and running statistics are those of several networks, in a new dimension.
+
+    They are contiguous, also if those of the networks are channels_last, which vmap does not support.
+    """
     stacked = copy.deepcopy(networks[0])
     for name, module in stacked.named_modules():
         others = [network.get_submodule(name) for network in networks]
         for key, _ in list(module.named_parameters(recurse=False)):
-            values = torch.stack([other.get_parameter(key).detach() for other in others])
+            values = torch.stack([other.get_parameter(key).detach() for other in others]).contiguous()
             setattr(module, key, nn.Parameter(values))
         for key in ("running_mean", "running_var"):
             if isinstance(getattr(module, key, None), Tensor):

@@ -93,6 +93,8 @@ class PackedNetwork(StochasticNetwork):
 
             device = draw.key.device.type
             autocast = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else None
+            args = tuple(_plain_memory(value) for value in args)
+            kwargs = {name: _plain_memory(value) for name, value in kwargs.items()}
 
             def member(tensors: dict[str, Tensor]) -> Any:
                 with nullcontext() if autocast is None else _Autocast(autocast):
@@ -125,6 +127,11 @@ class PackedNetwork(StochasticNetwork):
         if not 0 <= number < self.members:
             raise LeanBayesError(f"member {number} does not exist: choose one from 0 to {self.members - 1}.")
         return unstacked(self.inner, number)
+
+
+def _plain_memory(value: Any) -> Any:
+    """Return a tensor that is contiguous: vmap does not support channels_last."""
+    return value.contiguous() if isinstance(value, Tensor) else value
 
 
 def _statistics(network: nn.Module) -> dict[str, Tensor]:

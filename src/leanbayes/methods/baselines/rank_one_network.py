@@ -58,42 +58,41 @@ class _Pass:
     """Which member each example of one pass goes through.
 
     Attributes:
-        member: The member of the first example, a number or a tensor. None for the mean of all members' factors.
+        members: The number of the member of all examples, or a tensor with the numbers of all members: those of the
+            first examples, and then again from the first one. None for the mean of all members' factors.
         examples: The number of examples if they are divided among the members, or None if all have the same member.
     """
 
-    member: int | Tensor | None
+    members: int | Tensor | None
     examples: int | None = None
 
     def rows(self, values: Tensor, x: Tensor, channel_dim: int, layer: nn.Module) -> Tensor:
         """Return the factors (members, channels) of each example, in a shape that multiplies the activations x."""
         shape = [1] * x.dim()
         shape[channel_dim] = values.shape[1]
-        if self.member is None:
+        if self.members is None:
             return values.mean(0).to(x.dtype).view(shape)
-        if isinstance(self.member, int):
-            ordered = values.roll(-self.member, 0)
-        else:
-            ordered = values.index_select(
-                0, (torch.arange(len(values), device=values.device) + self.member) % len(values)
-            )
+        if isinstance(self.members, int):
+            return values[self.members].to(x.dtype).view(shape)
+        ordered = values.index_select(0, self.members).to(x.dtype)
         if self.examples is None or x.dim() == -channel_dim:  # the latter is an input without a batch
-            return ordered[0].to(x.dtype).view(shape)
+            return ordered[0].view(shape)
         if x.shape[0] % self.examples:
             raise UnsupportedOperation(
                 f"A {type(layer).__name__} layer got {x.shape[0]} rows for a batch of {self.examples} examples, so its "
                 "rows cannot be divided among the members: use lb.Ensemble for this network."
             )
-        tiles = -(-self.examples // len(values))
-        each = ordered.to(x.dtype).repeat(tiles, 1)[: self.examples]
+        tiles, tokens = -(-self.examples // len(values)), x.shape[0] // self.examples
+        each = ordered.repeat(tiles, 1)[: self.examples]
         shape[0] = x.shape[0]
-        return each.repeat_interleave(x.shape[0] // self.examples, 0).view(shape)
+        return (each if tokens == 1 else each.repeat_interleave(tokens, 0)).view(shape)
 
 
 class _Current:
     """The pass that runs, if any. All hooks of a network share it."""
 
-    running: _Pass | None = None
+    def __init__(self) -> None:
+        self.running: _Pass | None = None  # not of the class: the first pass would set it, and compile a loss twice
 
     def get(self) -> _Pass:
         """Return the pass."""
@@ -189,8 +188,9 @@ class RankOneNetwork(StochasticNetwork):
             return _Pass(draw.number % self.count)
         first = next(tensors_of(inputs), None)
         divided = draw.training and self._divides and first is not None and first.dim() > 0
-        # The key chooses the member without waiting for the device.
-        return _Pass(draw.key.sum() % self.count, len(first) if divided and first is not None else None)
+        # The key chooses the first member without waiting for the device.
+        order = (torch.arange(self.count, device=draw.key.device) + draw.key.sum() % self.count) % self.count
+        return _Pass(order, len(first) if divided and first is not None else None)
 
     @contextlib.contextmanager
     def _running(self, one: _Pass) -> Iterator[None]:
