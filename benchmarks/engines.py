@@ -91,7 +91,8 @@ class Problem:
         self._skeleton = self.network()
         self.names = [name for name, _ in self._skeleton.named_parameters()]
         self.buffer_names = [name for name, _ in self._skeleton.named_buffers()]
-        self.code: Callable[[list[Tensor], Any, Tensor], Tensor] = self._loss
+        # A function, which `lb.bayesianize` does not copy: copies of compiled blocks would not be compiled.
+        self.code: Callable[[list[Tensor], Any, Tensor], Tensor] = lambda values, x, y: self._loss(values, x, y)
         if compiled and blocks:
             self._compile_blocks()
         elif compiled:

@@ -4,10 +4,11 @@ The processes are forked after all imports, which take most of the time. Meshes 
 the same four.
 """
 
+import importlib.util
 import os
 import sys
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -40,6 +41,7 @@ METHODS: dict[str, Any] = {
 }
 RESUMED = ("MeanField", "SSVI ivon", "PBN")
 REPLICATED = ("MeanField", "SSVI")
+ACCELERATED = ("MeanField", "SSVI ivon") if importlib.util.find_spec("accelerate") else ()
 
 
 class Block(nn.Module):
@@ -102,7 +104,12 @@ def optimizer_of(bnn: lb.BayesianModel) -> torch.optim.Optimizer:
 
 
 def train(
-    bnn: lb.BayesianModel, optimizer: torch.optim.Optimizer, part: slice, steps: int = STEPS, first: int = 0
+    bnn: lb.BayesianModel,
+    optimizer: torch.optim.Optimizer,
+    part: slice,
+    steps: int = STEPS,
+    first: int = 0,
+    backward: Callable[[Tensor], None] = Tensor.backward,
 ) -> Iterator[tuple[Tensor, Tensor]]:
     """Train a few steps with clipped gradients, and yield each loss and the norm of its gradient.
 
@@ -113,7 +120,7 @@ def train(
     for step in range(first, first + steps):
         optimizer.zero_grad()
         loss = lb.elbo_loss(bnn, x[part], y[part], num_data=NUM_DATA)
-        loss.backward()
+        backward(loss)
         norm = whole(nn.utils.clip_grad_norm_(bnn.parameters(), 0.5))
         optimizer.step()
         training.step = step
@@ -237,6 +244,31 @@ class Process:
             dist.barrier()
         self.write(f"resumed {method}", losses)
 
+    def accelerated(self) -> None:
+        """Train a sharded model with accelerate, and give another one to its plugin for FSDP2 and to FSDP2 itself."""
+        from accelerate import Accelerator, FullyShardedDataParallelPlugin, PartialState
+        from accelerate.utils import DistributedType
+
+        rank, world = str(self.rank), str(WORLD)
+        os.environ.update(RANK=rank, LOCAL_RANK=rank, WORLD_SIZE=world, LOCAL_WORLD_SIZE=world)  # as torchrun does
+        accelerator = Accelerator(cpu=True)
+        assert accelerator.num_processes == WORLD
+        for method in ACCELERATED:
+            bnn = lb.fully_shard(build(method), mesh=self.meshes[4])
+            optimizer = accelerator.prepare(optimizer_of(bnn))
+            losses = summary(list(train(bnn, optimizer, self.part(4), backward=accelerator.backward)))
+            self.write(f"accelerated {method}", self.mean(losses, self.meshes[4]))
+            self.file(f"accelerated {method}", bnn)
+        whole_model = build("MeanField")
+        optimizer = optimizer_of(whole_model)
+        # As Accelerator(fsdp_plugin=...) does it on GPUs; on a CPU it ignores the plugin.
+        states: list[Any] = [PartialState(), accelerator.state]
+        states[0].distributed_type = states[1].distributed_type = DistributedType.FSDP
+        states[1].fsdp_plugin = FullyShardedDataParallelPlugin(fsdp_version=2)
+        assert accelerator.is_fsdp2
+        self.write("refused by accelerate", message(lambda: accelerator.prepare(whole_model, optimizer)))
+        self.write("refused by FSDP2", message(lambda: fsdp2(build("MeanField"), mesh=self.meshes[4])))
+
     def bytes(self) -> None:
         """Count the bytes of a step, of sharded models and of FSDP2 on the plain network."""
         found = {}
@@ -288,10 +320,14 @@ def worker(rank: int, folder: str) -> None:
     for method in RESUMED:
         process.resumed(method)
     process.bytes()
+    if ACCELERATED:
+        process.accelerated()
     dist.barrier()
     os._exit(0)  # torch's threads may abort while the interpreter shuts down, after the test is over
 
 
 if __name__ == "__main__":
     torch.set_num_threads(1)
+    if ACCELERATED:
+        importlib.import_module("accelerate")
     start_processes(worker, (sys.argv[1],), nprocs=WORLD, start_method="fork")

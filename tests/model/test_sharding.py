@@ -176,6 +176,20 @@ def test_what_a_sharded_model_does_not_support_is_refused(folder: Path) -> None:
     assert "sharded already" in read(folder, "refused twice")
 
 
+@pytest.mark.parametrize("method", cases.ACCELERATED)
+def test_accelerate_trains_a_sharded_model_as_the_unsharded_one(method: str, folder: Path) -> None:
+    bnn = reference(method)
+    expected = cases.summary(list(train(bnn, optimizer_of(bnn), slice(None))))
+    torch.testing.assert_close(read(folder, f"accelerated {method}"), expected, rtol=1e-5, atol=1e-5)
+    assert_equal_models(folder / f"accelerated {method}.safetensors", bnn)
+
+
+@pytest.mark.skipif(not cases.ACCELERATED, reason="needs accelerate")
+@pytest.mark.parametrize("name", ["refused by accelerate", "refused by FSDP2"])
+def test_fsdp2_itself_and_the_plugin_of_accelerate_are_refused(name: str, folder: Path) -> None:
+    assert "call lb.fully_shard(bnn) instead, then make the optimizer" in read(folder, name)
+
+
 def test_a_model_that_cannot_be_sharded_is_refused() -> None:
     def refused(method: Any, **settings: Any) -> str:
         bnn = build("other", other=method, **settings)
@@ -238,6 +252,8 @@ def test_one_device_trains_as_the_unsharded_model(method: str, device: str, one_
     models = [lb.fully_shard(build(method), mesh=mesh), reference(method).to(device)]
     losses = [cases.summary(list(train(bnn, optimizer_of(bnn), slice(None)))) for bnn in models]
     torch.testing.assert_close(*losses, rtol=1e-4, atol=1e-4)
+    for moment in ("mean", "variance"):
+        torch.testing.assert_close(*(getattr(bnn.posterior, moment)().detach() for bnn in models), **CLOSE)
     half = lb.fully_shard(build(method), mesh=mesh, mp_policy=MixedPrecisionPolicy(param_dtype=torch.bfloat16))
     (first,) = train(half, optimizer_of(half), slice(None), 1)
     torch.testing.assert_close(first[0], losses[1][0, 0], rtol=2e-2, atol=2e-2)

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from leanbayes.core.arguments import checked
 from leanbayes.core.layout import Layout, Report
 from leanbayes.core.network import in_first_order, places
-from leanbayes.errors import LeanBayesError
+from leanbayes.errors import LeanBayesError, UnsupportedOperation
 from leanbayes.likelihoods import Likelihood
 from leanbayes.likelihoods.base import P
 from leanbayes.likelihoods.decisions import Policy
@@ -55,6 +55,16 @@ class BayesianModel(PosteriorNetwork, Generic[P]):
     """
 
     described = "a Bayesian model, which lb.bayesianize makes of a network"  # in messages about arguments
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        """Refuse the class that FSDP2 makes for a module that it shards: its parts of a posterior would be wrong."""
+        super().__init_subclass__(**kwargs)
+        if any(base.__name__ == "FSDPModule" for base in cls.__mro__):
+            raise UnsupportedOperation(
+                "FSDP2 and accelerate's plugin for it cannot shard a Bayesian model: call lb.fully_shard(bnn) instead, "
+                "then make the optimizer, and pass only the optimizer and the loader to accelerator.prepare, without "
+                "the plugin."
+            )
 
     def __init__(
         self,
