@@ -268,6 +268,10 @@ class Layer:
         sizes = list(values.shape)
         sizes[self.form.channel_dim] = len(factors)  # if they are constant along them
         values = values.expand(sizes)
+        if torch.compiler.is_compiling():
+            # The compiler computes the values inside of this sum. A matrix product would need them in memory.
+            factors = factors.reshape(-1, *[1] * self.window)
+            return (values * factors).sum(self.form.channel_dim, keepdim=True)
         with torch.autocast(values.device.type, enabled=False):
             if not self.window:
                 return (values @ factors).unsqueeze(-1)
