@@ -250,8 +250,10 @@ def test_compiles() -> None:
         torch.testing.assert_close(found, expected)
 
 
-RESIZED = ("nearest", "linear", "bilinear", "bilinear aligned", "bilinear factors", "bilinear recomputed")
-RESIZED += ("bilinear smoothed", "bicubic", "trilinear")
+RESIZED = [
+    *("nearest", "linear", "bilinear", "bilinear aligned", "bilinear factors", "bilinear recomputed"),
+    *("bilinear smoothed", "bicubic", "trilinear"),
+]
 
 
 @pytest.mark.parametrize("name", RESIZED)
