@@ -158,7 +158,8 @@ class Moments(TensorFunctions):
             parts = shared.expand(*shared.shape[:dim], self.loc.shape[dim], *shared.shape[dim + 1 :])
             parts = parts.split([piece.shape[dim] for piece in pieces], dim)
             pieces = [piece + part for piece, part in zip(pieces, parts, strict=True)]
-        return pieces if len({piece.shape[:dim] for piece in pieces}) == 1 else [shrunk(self.variance)]
+        outer = pieces[0].shape[:dim]  # it may have size 1 for all examples
+        return pieces if all([piece.shape[:dim] == outer for piece in pieces]) else [shrunk(self.variance)]
 
     @property
     def stddev(self) -> Tensor:
