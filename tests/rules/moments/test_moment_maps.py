@@ -1,7 +1,11 @@
-"""Variances without maps: one number per channel, if the outputs of a network have no pixels."""
+"""Variances without maps: one number per channel, if the outputs of a network have no pixels; and in pieces."""
 
+from typing import Any
+
+import pytest
 import torch
-from torch import nn
+import torch.nn.functional as F
+from torch import Tensor, nn
 
 import leanbayes as lb
 from leanbayes.networks import build
@@ -61,3 +65,46 @@ def test_a_network_with_pixels_in_its_outputs_keeps_its_maps() -> None:
     bnn = lb.bayesianize(build("unet", (3, 16, 16), 4, seed=0, width=4), lb.MeanField(init_std=0.03)).eval()
     numbers, activations = stored_variances(bnn, IMAGES, MomentPropagation())
     assert numbers > activations / 2
+
+
+def test_variances_in_pieces_are_those_of_the_whole() -> None:
+    torch.manual_seed(0)
+    parts = [torch.rand(2, 3, 4, 5), torch.rand(2, 2, 1, 1).expand(2, 2, 4, 5)]
+    common = torch.randn(6, 2, 5, 1, 1)
+    x = lb.Moments(torch.randn(2, 5, 4, 5), torch.cat(parts, 1), common)
+    assert len(x.variances_along(1)) == 1
+    x.pieces = (1, parts)
+    first, second = x.variances_along(-3)
+    assert second.shape == (2, 2, 1, 1)
+    torch.testing.assert_close(torch.cat([first, second.expand(2, 2, 4, 5)], 1), x.variance)
+    assert len(x.variances_along(2)) == 1
+    x.pieces = (1, [parts[0], torch.rand(2, 1, 4, 5).expand(2, 2, 4, 5)])  # constant along the channels
+    assert len(x.variances_along(1)) == 1
+
+
+@pytest.mark.parametrize("order", [torch.contiguous_format, torch.channels_last])
+def test_a_layer_behind_a_concatenation_is_the_same_in_compiled_code(order: torch.memory_format) -> None:
+    class Skips(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.down, self.up = nn.Conv2d(3, 6, 3, padding=1), nn.Conv2d(12, 6, 3, padding=1)
+
+        def forward(self, x: Any) -> Any:
+            skip = torch.relu(self.down(x))
+            small = F.max_pool2d(skip, 2)
+            small = F.interpolate(small, size=skip.shape[-2:], mode="bilinear")
+            return self.up(torch.cat([skip, small], 1))
+
+    torch.manual_seed(0)
+    bnn = lb.bayesianize(Skips(), lb.MeanField(init_std=0.1)).eval()
+    x = torch.randn(2, 3, 8, 6).contiguous(memory_format=order)
+
+    def parts(x: Tensor) -> tuple[Tensor, ...]:
+        result = bnn(x)
+        return result.loc, result.variance, result.common
+
+    with torch.no_grad(), bnn.using("moments"):
+        torch.compiler.reset()
+        compiled = torch.compile(parts, fullgraph=True, backend="aot_eager")(x)
+        for found, expected in zip(compiled, parts(x), strict=True):
+            torch.testing.assert_close(found, expected)

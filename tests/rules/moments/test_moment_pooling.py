@@ -14,6 +14,7 @@ from moment_covariances import assert_linear, expected_covariance, random_value,
 from torch import Tensor, nn
 
 import leanbayes as lb
+from leanbayes.rules.moments.buffers import stored
 
 SHAPES = {1: (2, 3, 12), 2: (2, 2, 6, 7), 3: (1, 2, 4, 5, 4)}
 AVERAGES: dict[str, tuple[int, Callable[[Any], Any]]] = {
@@ -247,3 +248,47 @@ def test_compiles() -> None:
     compiled = torch.compile(parts, fullgraph=True, backend="aot_eager")(*given)
     for found, expected in zip(compiled, parts(*given), strict=True):
         torch.testing.assert_close(found, expected)
+
+
+RESIZED = [
+    *("nearest", "linear", "bilinear", "bilinear aligned", "bilinear factors", "bilinear recomputed"),
+    *("bilinear smoothed", "bicubic", "trilinear"),
+]
+
+
+@pytest.mark.parametrize("name", RESIZED)
+def test_interpolation_is_the_same_in_compiled_code(name: str) -> None:
+    """Compiled code interpolates variances by indices, not by matrices."""
+    dims, function = AVERAGES[name]
+    x = value(dims, True)
+
+    def parts(loc: Tensor, independent: Tensor, common: Tensor) -> tuple[Tensor, Tensor]:
+        result = function(lb.Moments(loc, independent, common, within=x.within))
+        return result.loc, result.independent
+
+    given = (x.loc, x.independent, x.common)
+    torch.compiler.reset()
+    with torch.no_grad():
+        compiled = torch.compile(parts, fullgraph=True, backend="aot_eager")(*given)
+        for found, expected in zip(compiled, parts(*given), strict=True):
+            torch.testing.assert_close(found, expected)
+
+
+def test_compiled_code_stores_a_map_before_it_is_interpolated() -> None:
+    """`stored` is a view in compiled code without gradients, also of a map in another order, and else nothing."""
+    graphs: list[Any] = []
+
+    def backend(graph: Any, inputs: Any) -> Any:
+        graphs.append(graph)
+        return graph.forward
+
+    x = torch.rand(2, 3, 4, 5, dtype=torch.float64).contiguous(memory_format=torch.channels_last)
+    compiled = torch.compile(lambda x: stored(x.exp()), fullgraph=True, backend=backend)
+    with torch.no_grad():
+        assert torch.equal(compiled(x), x.exp())
+        assert compiled(x).stride() == x.stride()
+        assert stored(x) is x
+    assert "as_strided" in graphs[0].code
+    torch.compiler.reset()
+    assert torch.equal(compiled(x.requires_grad_()), x.exp())
+    assert "as_strided" not in graphs[-1].code

@@ -1,4 +1,4 @@
-"""Memory of results that are not needed any more."""
+"""Memory of results: where to reuse it, and where compiled code has to use it."""
 
 import torch
 from torch import Tensor
@@ -13,3 +13,17 @@ def spent(x: Tensor) -> Tensor | None:
     """
     needed = torch.is_grad_enabled() or torch.compiler.is_compiling() or noise.in_transform()
     return None if needed else x
+
+
+def stored(x: Tensor) -> Tensor:
+    """Return a tensor that compiled code computes once and stores, if each of its elements is used several times.
+
+    Compiled passes compute most results again wherever they are needed (`compiled_passes`). That is right for a sum,
+    which reads an element once, but an interpolation reads each element of a small map many times. The compiler stores
+    a tensor before it takes a view of its memory.
+    """
+    if not torch.compiler.is_compiling() or torch.compiler.is_exporting() or torch.is_grad_enabled():
+        return x
+    if 0 in x.stride():  # expanded from a small tensor
+        return x
+    return x.as_strided(x.shape, x.stride())

@@ -77,7 +77,11 @@ def cat(tensors: Sequence[Any], dim: int = 0, *, axis: int | None = None) -> Mom
     for common, length in parts:
         sizes[dim + 1] = length
         pieces.append(present[0].new_zeros(sizes) if common is None else common.expand(sizes))
-    return first.like(loc, torch.cat(independents, dim), torch.cat(pieces, dim + 1))
+    result = first.like(loc, torch.cat(independents, dim), torch.cat(pieces, dim + 1))
+    if torch.compiler.is_compiling() and not torch.compiler.is_exporting() and not torch.is_grad_enabled():
+        # A layer needs sums of the variance only, and compiled code does not join what nothing else needs.
+        result.pieces = (dim, independents)
+    return result
 
 
 def _certain(like: Moments, loc: Tensor, dtype: torch.dtype) -> Moments:

@@ -203,7 +203,8 @@ class Layer:
         """Compute a layer whose positions share the weights and a part of their noise."""
         x = self.inputs[0]
         x = x.settled(self.positions) if isinstance(x, Moments) else x
-        given, loc = InputStatistics.of(x, self.positions, self.dtype, self.within), self._loc()
+        given = InputStatistics.of(x, self.positions, self.dtype, self.within, self.form.channel_dim)
+        loc = self._loc()
         shares = self._shares(given.mean.shape, loc.shape)
         few = self._outputs <= _FEW  # then products pixel by pixel are cheap
         variance, kept = self._by_position(x, given, shares) if few else self._on_average(x, given, shares)
@@ -253,7 +254,12 @@ class Layer:
         if isinstance(x, Moments):
             mass = self._mass("squares")
             mass = mass if self.w_variance is None else mass + self._mass("variance")
-            parts.append(self._over_channels(shrunk(x.variance), mass))
+            variances = x.variances_along(self.form.channel_dim)
+            if len(variances) == 1:  # which may be constant along the channels
+                parts.append(self._over_channels(variances[0], mass))
+            else:
+                masses = mass.split([piece.shape[self.form.channel_dim] for piece in variances])
+                parts += [self._over_channels(*pair) for pair in zip(variances, masses, strict=True)]
         sizes = list(given.mean.shape)
         sizes[self.form.channel_dim] = 1
         pattern = sum(parts[1:], parts[0]).expand(sizes)
@@ -268,6 +274,10 @@ class Layer:
         sizes = list(values.shape)
         sizes[self.form.channel_dim] = len(factors)  # if they are constant along them
         values = values.expand(sizes)
+        if torch.compiler.is_compiling():
+            # The compiler computes the values inside of this sum. A matrix product would need them in memory.
+            factors = factors.reshape(-1, *[1] * self.window)
+            return (values * factors).sum(self.form.channel_dim, keepdim=True)
         with torch.autocast(values.device.type, enabled=False):
             if not self.window:
                 return (values @ factors).unsqueeze(-1)

@@ -8,6 +8,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from leanbayes.rules.moments.arithmetic import scaled
+from leanbayes.rules.moments.buffers import stored
 from leanbayes.rules.moments.registry import moment_rule, unsupported
 from leanbayes.rules.moments.shape import regular_along, settled
 from leanbayes.rules.moments.value import Moments, variance_dtype
@@ -35,21 +36,44 @@ def interpolate(
 ) -> Moments:
     """Interpolate: the weights sum to 1, so the common part stays, and variances are multiplied by their squares."""
     dims = input.dim() - 2
-    loc = F.interpolate(input.loc, size, scale_factor, mode, align_corners, recompute_scale_factor, antialias)
+    loc = F.interpolate(stored(input.loc), size, scale_factor, mode, align_corners, recompute_scale_factor, antialias)
     if mode == "area":
         return getattr(F, f"adaptive_avg_pool{dims}d")(input, loc.shape[2:])
     x = settled(input, range(2, input.dim()))
     if mode.startswith("nearest"):
-        v = F.interpolate(x.independent, size, scale_factor, mode, None, recompute_scale_factor)
+        v = F.interpolate(stored(x.independent), size, scale_factor, mode, None, recompute_scale_factor)
         return over_positions(x, loc, v, dims)
     factors = [scale_factor] * dims if scale_factor is None or isinstance(scale_factor, int | float) else scale_factor
     if recompute_scale_factor:
         factors = [None] * dims
-    v = x.independent
+    v = stored(x.independent)
+    linear = mode != "bicubic" and not antialias
     for axis, factor in enumerate(factors):
+        if linear and torch.compiler.is_compiling() and not torch.compiler.is_exporting():
+            v = _squared_linear(v, axis + 2, loc.shape[axis + 2], factor, align_corners)
+            continue
         weights = _weights(x, x.shape[axis + 2], loc.shape[axis + 2], factor, mode, align_corners, antialias)
         v = (v.movedim(axis + 2, -1) @ weights.square()).movedim(-1, axis + 2)
     return over_positions(x, loc, v, dims)
+
+
+def _squared_linear(v: Tensor, dim: int, new_size: int, factor: float | None, align_corners: bool | None) -> Tensor:
+    """Interpolate along a dimension with the squares of the two weights of each place.
+
+    In compiled code this is a part of whatever needs the result. A matrix product would need its input and its result
+    in memory, and in the order of its dimensions.
+    """
+    pixels = torch.arange(v.shape[dim], dtype=v.dtype, device=v.device).reshape(1, 1, -1)
+    if factor is None:
+        places = F.interpolate(pixels, new_size, None, "linear", align_corners)
+    else:
+        places = F.interpolate(pixels, None, float(factor), "linear", align_corners, False)
+    places = places.reshape(-1)  # the interpolated number of a pixel is the place that a result is for
+    low = places.floor()
+    first = low.long()
+    upper = (places - low).reshape(-1, *[1] * (v.dim() - 1 - dim))
+    second = (first + 1).clamp_max(v.shape[dim] - 1)
+    return (1 - upper).square() * v.index_select(dim, first) + upper.square() * v.index_select(dim, second)
 
 
 def _weights(

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from leanbayes.rules.moments.context import Pass
 from leanbayes.rules.moments.conversions import loc_of
-from leanbayes.rules.moments.value import Moments, shrunk
+from leanbayes.rules.moments.value import Moments
 
 
 class InputStatistics(NamedTuple):
@@ -22,7 +22,7 @@ class InputStatistics(NamedTuple):
     alone: Tensor | None  # mean over the positions of the independent variance
 
     @classmethod
-    def of(cls, x: Any, positions: list[int], dtype: torch.dtype, within: Pass) -> "InputStatistics":
+    def of(cls, x: Any, positions: list[int], dtype: torch.dtype, within: Pass, channel_dim: int) -> "InputStatistics":
         """Compute the statistics of an input."""
         mean = loc_of(x).to(dtype)
         squares, first = mean.square(), within.mean(mean, positions).square()
@@ -30,8 +30,8 @@ class InputStatistics(NamedTuple):
         second = within.mean(squares, positions)
         if not isinstance(x, Moments):
             return cls(mean, squares, second, first, None)
-        variance = shrunk(x.variance)
-        average = within.mean(variance, positions)
+        averages = [within.mean(piece, positions) for piece in x.variances_along(channel_dim)]
+        average = averages[0] if len(averages) == 1 else torch.cat(averages, channel_dim)
         shared = x.common_variance()
         alone = average if not x.has_common else (average - shared).clamp_min(0)
         weights = within.weights(mean.shape, positions)

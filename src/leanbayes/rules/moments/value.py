@@ -77,6 +77,7 @@ class Moments(TensorFunctions):
         # One of the two is given. The other is computed from it and the common part on demand.
         self._independent, self._total = variance, total
         self._factors: tuple[Tensor, Tensor] | None = None  # whose product is `_independent`, until that is needed
+        self.pieces: tuple[int, list[Tensor]] | None = None  # a dimension along which `independent` joins tensors
         self._common = common
         self._gain: Tensor | None = None  # a factor of the common part, until that is needed
         self._shared: Tensor | None = None  # the variance of the common part
@@ -142,6 +143,23 @@ class Moments(TensorFunctions):
             return cut(self._total)
         shared = self.common_variance()
         return self._with_shared(cut, cut(shared) if isinstance(shared, Tensor) else shared)
+
+    def variances_along(self, dim: int) -> list[Tensor]:
+        """Return the variance in shapes that broadcast, in pieces along a dimension if it is known to join them.
+
+        A sum over pieces does not need them in one tensor, which compiled code would store.
+        """
+        dim = dim % self.loc.dim()
+        pieces = [] if self.pieces is None or self.pieces[0] != dim else [shrunk(piece) for piece in self.pieces[1]]
+        shared = self.common_variance()
+        if not pieces or sum([piece.shape[dim] for piece in pieces]) != self.loc.shape[dim]:  # one is constant along it
+            return [shrunk(self.variance)]
+        if isinstance(shared, Tensor):
+            parts = shared.expand(*shared.shape[:dim], self.loc.shape[dim], *shared.shape[dim + 1 :])
+            parts = parts.split([piece.shape[dim] for piece in pieces], dim)
+            pieces = [piece + part for piece, part in zip(pieces, parts, strict=True)]
+        outer = pieces[0].shape[:dim]  # it may have size 1 for all examples
+        return pieces if all([piece.shape[:dim] == outer for piece in pieces]) else [shrunk(self.variance)]
 
     @property
     def stddev(self) -> Tensor:
@@ -300,6 +318,7 @@ class Moments(TensorFunctions):
         """Take over another value, as in-place functions do."""
         self._independent, self._total, self._factors = other._independent, other._total, other._factors
         self._common, self._gain, self._shared = other._common, other._gain, other._shared
+        self.pieces = other.pieces
         self.loc, self.grid = other.loc, other.grid
         self.derived = None
         return self
