@@ -32,6 +32,6 @@ def language_table(record: dict[str, Any]) -> str:
         means = {key: statistics.fmean(one[name][key] for one in seeds) for key in COLUMNS}
         cells = [form.format(means[key]) for key, (_, form) in COLUMNS.items()]
         if compiled:
-            cells.append(f"{compiled[name]:.1f}" if isinstance(compiled[name], float) else "")
+            cells.append(f"{compiled[name]:.1f}" if isinstance(compiled.get(name), float) else "")
         lines.append(f"| {name} | {' | '.join(cells)} |")
     return "\n".join(lines)
