@@ -15,6 +15,7 @@ from typing import Any
 from baselines_tables import baselines_tables
 from engines_tables import engines_tables, temperature_table
 from headline_tables import cell, headline_tables, short_table, summary_table
+from language_tables import language_table
 from one_pass_tables import quality_tables
 from papers_tables import papers_tables
 from pbn_tables import partial_tables
@@ -338,6 +339,10 @@ def main() -> None:
     fill(docs / "baselines.md", baselines_tables(results))
     fill(
         docs / "guide" / "tune.md", map(temperature_table, map(read, sorted((results / "temperatures").glob("*.json"))))
+    )
+    fill(
+        docs / "guide" / "language_models.md",
+        map(language_table, map(read, sorted((results / "language").glob("*.json")))),
     )
     fill(docs / "papers.md", papers_tables(results))
     fill(

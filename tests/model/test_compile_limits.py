@@ -50,6 +50,42 @@ def test_the_loss_of_a_language_model_is_one_graph() -> None:
         torch.testing.assert_close(torch.compile(loss, backend="aot_eager", fullgraph=True)(), loss())
 
 
+class Block(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(4, 4)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.tanh(self.linear(x))
+
+
+@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf")  # torch's own
+def test_blocks_are_compiled_after_bayesianize_because_copies_are_not_compiled() -> None:
+    ran = 0
+
+    def backend(graph: Any, _: Any) -> Any:
+        def run(*inputs: Any) -> Any:
+            nonlocal ran
+            ran += 1
+            return graph(*inputs)
+
+        return run
+
+    torch.manual_seed(0)
+    network = nn.Sequential(Block(), Block(), Block())
+    bnn = lb.bayesianize(network, lb.MeanField(), seed=0)
+    with bnn.frozen(3):
+        expected = bnn(X)
+        for block in bnn.network.children():
+            block.compile(backend=backend)
+        torch.testing.assert_close(bnn(X), expected)
+    assert ran == 3
+    for block in network:
+        block.compile(backend=backend)
+    lb.bayesianize(network, lb.MeanField(), seed=0)(X)
+    assert ran == 3
+
+
 def test_transforms_take_the_gradient_of_one_sample_only() -> None:
     bnn = model()
     parameters = {name: value.detach() for name, value in bnn.named_parameters()}
