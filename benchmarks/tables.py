@@ -64,7 +64,8 @@ steps is not counted.
 Forward, backward and the update of all parameters, compiled, in bf16. All but `ivon-opt` are captured in a CUDA graph.
 `backprop` and `ivon` are mean-field, SSVI has 5 % of the weights. State is the parameters, the buffers and what the
 optimizer stores. `ivon` makes no parameter random that `backprop` does not; `ivon-opt` also makes norms and biases
-random. The plain optimizer is SGD, and AdamW for language models.
+random. The plain optimizer is SGD, and AdamW for language models. These have sequences of 512 tokens, and compiled
+blocks.
 
 {engines}
 
@@ -95,14 +96,6 @@ of memory to that of the same mode. The tables of the GPU were measured before t
 Until then every prediction made it on the CPU, while the GPU waited.
 
 {predict}
-
-## Language models
-
-A training step of a model of transformers with random weights: sequences of 1024 tokens in batches of 8, bf16. Plain is
-the loss of the model itself with AdamW. Ratios are to the plain step of the same mode. The run ended before compiled
-steps other than the plain one.
-
-{language}
 
 ## Sparse weights on a CPU
 
@@ -270,23 +263,6 @@ def of_one_pass() -> str:
     return "\n\n".join(parts)
 
 
-def of_language() -> str:
-    """Return the table of language_models.py."""
-    record = load("language-models")
-    lines = [
-        f"`{record['command']}`: {record['machine']}, torch {record['torch']}",
-        "",
-        "| network | variant | ms | × plain | peak GiB | × plain | bytes of state per weight |",
-        "|---|---|---:|---:|---:|---:|---:|",
-    ]
-    for network, found in record["networks"].items():
-        for name, row in found["rows"].items():
-            time = f"{row['milliseconds']:.1f} | {row['milliseconds_ratio']:.2f}"
-            memory = f"{row['peak_bytes'] / 2**30:.1f} | {row['peak_bytes_ratio']:.2f}"
-            lines.append(f"| {network} | {name} | {time} | {memory} | {row['state_bytes_per_weight']:.1f} |")
-    return "\n".join(lines)
-
-
 def of_predict() -> str:
     """Return the tables of predict.py."""
     parts = []
@@ -439,7 +415,6 @@ if __name__ == "__main__":
         lenet=of_lenet(),
         one_pass=of_one_pass(),
         predict=of_predict(),
-        language=of_language(),
         sparse=of_sparse(),
         size=of_size(),
         sharing="\n\n".join(map(of_sharing, map(load, ("sharing-cpu", "sharing-gpu", "sharing-gpu-8-copies")))),

@@ -11,6 +11,8 @@ WIDE_RESNET = (
     "WRN-28-10, [uncertainty-baselines](https://github.com/google/uncertainty-baselines/tree/main/baselines/cifar)"
 )
 AVERAGED = "WRN-28-10, [Izmailov et al. 2019](https://arxiv.org/abs/1907.07504)"
+SPARSE = "ResNet-18, in the SSVI paper (Li et al. 2024), whose ECE is class-wise"
+SHARED = "in the 2DGBNN paper (Lin et al. 2025)"
 # What others print for CIFAR-10: accuracy, NLL and ECE on clean images, and where.
 PUBLISHED = {
     "sgd": ("96.0 %, 0.159, 0.023", WIDE_RESNET),
@@ -23,16 +25,24 @@ PUBLISHED = {
     "sngp": ("96.0 %, 0.134, 0.007", WIDE_RESNET),
     "swa": ("96.5 %, 0.108", AVERAGED),
     "swag": ("96.4 %, 0.112", AVERAGED),
+    "lp-bnn": ("95.0 %, –, 0.009", f"WRN-28-10, {SHARED}"),
+    "abnn": ("95.0 %, 0.160, 0.010", f"ResNet-50, {SHARED}"),
+    "sparse-vd": ("90.6 %, 0.298, 0.009", f"{SPARSE}, 76.8 % pruned"),
+    "sbp": ("90.1 %, 0.301, 0.009", f"{SPARSE}, 81.1 % pruned"),
+    "aeb": ("91.8 %, 0.308, 0.023", f"{SPARSE}, 90 % pruned"),
     "csgmcmc": ("95.7 %", "ResNet-18, 200 epochs, 12 networks, [Zhang et al. 2020](https://arxiv.org/abs/1902.03932)"),
 }
 COLUMNS = (
     "method", "accuracy", "NLL", "ECE", "NLL, temperature fitted", "plain networks with this NLL", "NLL, corrupted",
     "AUROC, SVHN", "file, MB", "training ×", "prediction ×", "seeds", "published: accuracy, NLL, ECE", "published for",
 )  # fmt: skip
+MEMBERS = 4  # of ensembles, as in engines.py
 NOTE = (
     "Means over seeds. “Corrupted” is the mean over 15 corruptions at severity 3. AUROC uses the entropy. “Training ×” "
-    "is wall time over that of the plain network; rows after training count its time too. “Prediction ×” counts FLOPs "
-    "with all samples or members. Empty cells were not measured. Published numbers are of other networks and trainings."
+    "is wall time over that of the plain network. Three trainings shared the GPU at any time, so it is rough. Rows "
+    "after training count the time of the plain network too. “Prediction ×” counts FLOPs with all samples or members. "
+    "The ensemble is a mean over choices of members among five plain networks. Empty cells were not measured. "
+    "Published numbers are of other networks and trainings."
 )
 
 
@@ -45,7 +55,8 @@ def baselines_tables(results: Path) -> Iterator[str]:
         yield "These rows have not been run yet (`experiments/engines.py`)."
     for task in dict.fromkeys(task_of(record) for record in rows):
         own = [record for record in rows if task_of(record) == task]
-        plain = [one for one in [*own, *others] if one.get("row") == "sgd" and task_of(one) == task]
+        plain = [one for one in own if one["row"] == "sgd"]
+        plain = plain or [one for one in others if one.get("row") == "sgd" and task_of(one) == task]
         sizes = [one["ensembles"] for one in [*records, *others] if "ensembles" in one and task_of(one) == task]
         yield baselines_table(own, plain, sizes[0] if sizes else ())
 
@@ -66,6 +77,8 @@ def baselines_table(
     lines = [f"| {' | '.join(COLUMNS)} |", "|---|" + "---:|" * (len(COLUMNS) - 3) + "---|---|"]
     for name, runs in groups.items():
         lines.append(f"| {' | '.join([name, *_cells(runs, plain, sizes)])} |")
+        if runs[0]["row"] == "sgd":
+            lines += [f"| {' | '.join(_ensemble(size, runs))} |" for size in sizes if size["members"] == MEMBERS]
     start = head(records[0], "experiments/engines.py, one file per row and seed")
     return "\n".join([*start, f"{data}, {model}, {images:,} images, {epochs} epochs. {NOTE}\n", *lines])
 
@@ -105,6 +118,15 @@ def _cells(
         str(len(runs)),
         *PUBLISHED.get(runs[0]["row"], ("", "")),
     ]
+
+
+def _ensemble(size: dict[str, Any], plain: Sequence[dict[str, Any]]) -> list[str]:
+    """Return the row of an ensemble of plain networks, with as many members as the other ensembles have."""
+    members, test, scaled = size["members"], size["test"], size["test_with_temperature"]["nll"]
+    numbers = [f"{test['accuracy']:.2%}", f"{test['nll']:.4f}", f"{test['ece']:.4f}", f"{scaled:.4f}", f"{members}.0"]
+    megabytes = members * mean(run["costs"]["file_bytes"] for run in plain) / 1e6
+    costs = ["", "", f"{megabytes:.1f}", f"{members}.00", f"{members}.00", "5"]
+    return [f"{NAMES['ensemble']} of {members}", *numbers, *costs, *PUBLISHED["ensemble"]]
 
 
 def _scores(run: dict[str, Any]) -> dict[str, Any]:

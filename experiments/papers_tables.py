@@ -85,7 +85,7 @@ class Stored:
 
     def engine(self, *names: str) -> str:
         """Return accuracy / NLL / ECE of trainings by engines.py, means over files."""
-        scores = [self.file(f"engines/{name}.json")["scores"]["refreshed"]["test"] for name in names]
+        scores = [self.file(f"{name}.json")["scores"]["refreshed"]["test"] for name in names]
         return _triple(statistics.fmean(one[key] for one in scores) for key in USUAL)
 
     def ood(self, comparison: str, method: str, data: str) -> str:

@@ -342,7 +342,8 @@ def main() -> None:
     )
     fill(
         docs / "guide" / "language_models.md",
-        map(language_table, map(read, sorted((results / "language").glob("*.json")))),
+        [language_table(read(path)) for path in sorted((results / "language").glob("*.json"))]
+        or ["It has not been run on a GPU yet."],
     )
     fill(docs / "papers.md", papers_tables(results))
     fill(

@@ -212,7 +212,8 @@ def pages(folder: Path) -> Path:
         shutil.copy(EXPERIMENTS / f"{name}.py", folder / "experiments")
     shutil.copy(EXPERIMENTS / "papers.toml", folder / "experiments")
     (folder / "docs" / "guide").mkdir()
-    for name in ("baselines", "engines", "guide/tune", "one_pass", "papers", "partial", "sharing", "sparse"):
+    measured = ("baselines", "engines", "one_pass", "papers", "partial", "sharing", "sparse")
+    for name in (*measured, "guide/language_models", "guide/tune"):
         (folder / "docs" / f"{name}.md").write_text("before\n<!-- measured -->\nold\n<!-- /measured -->\nafter\n")
     for name, mark in (("README.md", "summary"), ("docs/guide/choose.md", "headline")):
         (folder / name).write_text(f"before\n<!-- measured: {mark} -->\nold\n<!-- /measured -->\nafter\n")
