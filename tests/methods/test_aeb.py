@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from torch.distributions import Laplace, Normal
 
 import leanbayes as lb
+from leanbayes.methods.baselines.aeb import SparseChain
 from leanbayes.posteriors import SpikeSlabPosterior
 
 
@@ -154,6 +155,65 @@ def test_a_resumed_chain_is_the_uninterrupted_one(tmp_path: Path) -> None:
     assert torch.equal(whole.posterior.members, resumed.posterior.members)  # type: ignore[arg-type]
 
 
+def with_batchnorm() -> nn.Module:
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        return nn.Sequential(nn.Linear(20, 30), nn.BatchNorm1d(30), nn.ReLU(), nn.Linear(30, 4)).double()
+
+
+def chain_of_batchnorm() -> tuple[lb.BayesianModel, list[nn.Module]]:
+    """A model after a chain with large steps, and the plain network at the time of each snapshot."""
+    bnn = lb.bayesianize(with_batchnorm(), lb.AEB(0.5, snapshots=3, until=0.5, interval=1))
+    chain, training = bnn.network, lb.Training(bnn, steps=40, num_data=64)
+    assert isinstance(chain, SparseChain)
+    training.optimizers = [torch.optim.SGD(bnn.parameters(), lr=1.0, momentum=0.9, weight_decay=0.02)]
+    random, found = torch.Generator().manual_seed(1), []
+    for training.step in range(40):
+        x = torch.randn(16, 20, generator=random, dtype=torch.float64)
+        training.optimizers[0].zero_grad()
+        lb.elbo_loss(bnn, x, x[:, :4].argmax(1), num_data=64, temperature=0.1).backward()
+        training.optimizers[0].step()
+        before = chain.collected.item()
+        bnn.method.after_step(training)
+        if chain.collected.item() > before:
+            plain = with_batchnorm()
+            plain.load_state_dict(chain.networks[-1].state_dict(), strict=False)  # all but the weights
+            with torch.no_grad():
+                for slot, part in zip(bnn.layout, bnn.layout.split(bnn.posterior.mean()), strict=True):
+                    plain.get_parameter(slot.name).copy_(part)
+            found.append(plain.eval())
+    bnn.method.finish(training)
+    return bnn.eval(), found
+
+
+def test_members_are_the_networks_of_the_chain() -> None:
+    """Each has its own biases, norms and statistics of BatchNorm, not those of another snapshot."""
+    bnn, networks = chain_of_batchnorm()
+    x = torch.randn(50, 20, generator=torch.Generator().manual_seed(2), dtype=torch.float64)
+    with torch.no_grad():
+        expected = [network(x).softmax(1) for network in networks]
+    assert (expected[0] - expected[2]).abs().max() > 0.1
+    torch.testing.assert_close(bnn.predict(x).probs, torch.stack(expected).mean(0))
+    with torch.no_grad():
+        for number, one in enumerate(expected):
+            torch.testing.assert_close(bnn.member(number).eval()(x).softmax(1), one)
+    with pytest.raises(lb.LeanBayesError, match=r"use bnn\.member\(i\)"):
+        bnn.to_deterministic()
+    with pytest.raises(lb.LeanBayesError, match="from 0 to 2"):
+        bnn.member(3)
+
+
+def test_the_statistics_of_each_member_are_refreshed() -> None:
+    """They are those that torch.optim.swa_utils computes for the plain network."""
+    bnn, networks = chain_of_batchnorm()
+    random = torch.Generator().manual_seed(3)
+    batches = [0.5 + torch.randn(16, 20, generator=random, dtype=torch.float64) for _ in range(4)]
+    bnn.refresh_batchnorm(batches)
+    for number, network in enumerate(networks):
+        torch.optim.swa_utils.update_bn(batches, network)
+        torch.testing.assert_close(bnn.member(number).state_dict(), network.state_dict())
+
+
 def test_wrong_settings_and_optimizers_are_refused() -> None:
     bnn = model()
     training = lb.Training(bnn, steps=100, num_data=1, optimizers=[torch.optim.Adam(bnn.parameters())])
@@ -166,9 +226,11 @@ def test_wrong_settings_and_optimizers_are_refused() -> None:
         "slab=-1.0 must be": lambda: lb.AEB(slab=-1.0),
         "temperature=-1.0 must be": lambda: lb.AEB(temperature=-1.0),
         "lr_low=0.0 must be": lambda: lb.AEB(lr_low=0.0),
-        "samples=0 must be": lambda: lb.AEB(samples=0),
         "AEB adds its noise to SGD": lambda: bnn.method.after_step(training),
-        "AEB needs at least two steps": lambda: lb.fit(network_of(64), lb.AEB(), data_of(50), epochs=1, **FIT),
+        " steps after the pruning are too few for 10": lambda: lb.fit(
+            network_of(64), lb.AEB(), data_of(100), epochs=1, **FIT
+        ),
+        "AEB has not collected all its snapshots": lambda: bnn.method.finish(training),
         "has collected no weights": lambda: posterior_of(bnn).finish(),
         "need at least one each": lambda: model(lb.AEB(0.01)),
     }

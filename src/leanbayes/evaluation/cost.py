@@ -170,7 +170,8 @@ def deterministic_of(bnn: BayesianModel) -> BayesianModel:
     """Return the reference for costs: the deterministic network of the same architecture, or one ensemble member."""
     if isinstance(bnn.network, StochasticNetwork) and bnn.members is not None:
         likelihood = copy.deepcopy(bnn.likelihood)
-        return bayesianize(bnn.network.reference(), Deterministic(), likelihood=likelihood)
+        network = bnn.member(0) if len(bnn.layout) else bnn.network.reference()
+        return bayesianize(network, Deterministic(), likelihood=likelihood)
     return bayesianize(bnn, Deterministic())
 
 

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from leanbayes.core.arguments import checked
 from leanbayes.core.layout import Layout, Report
-from leanbayes.core.network import in_first_order, places
+from leanbayes.core.network import in_first_order
 from leanbayes.errors import LeanBayesError, UnsupportedOperation
 from leanbayes.likelihoods import Likelihood
 from leanbayes.likelihoods.base import P
@@ -203,14 +203,34 @@ class BayesianModel(PosteriorNetwork, Generic[P]):
         """Return a plain network at the posterior mean, with ordinary parameters. Tied parameters stay tied."""
         if self.root_units is not None:
             raise LeanBayesError("A sharded model cannot be copied: call lb.save, and lb.load the file in one process.")
+        network = self._with_parameters(self.posterior.mean())
+        return network.plain() if isinstance(network, StochasticNetwork) else network
+
+    @torch.no_grad()
+    def member(self, number: int) -> nn.Module:
+        """Return a member of an ensemble as a plain network, with ordinary parameters.
+
+        Raises:
+            LeanBayesError: The model has no members that can be counted, or not so many.
+        """
+        if not isinstance(self.network, StochasticNetwork) or self.members is None:
+            raise LeanBayesError("The samples of this model cannot be counted: use to_deterministic(), or drawn().")
+        if not 0 <= number < self.members:
+            raise LeanBayesError(f"number={number} must be from 0 to {self.members - 1}: there are so many members.")
+        key = self.posterior.key_of_member(self.noise.state, number)
+        network = self._with_parameters(self.posterior.sample(key) if len(self.layout) else None)
+        assert isinstance(network, StochasticNetwork)
+        return network.member(number)
+
+    def _with_parameters(self, weights: Tensor | None) -> nn.Module:
+        """Copy the network with the given flat weights, which are None if there are no Bayesian parameters."""
         network = copy.deepcopy(self.network)
-        values = self.layout.split(self.posterior.mean())
+        values = [] if weights is None else self.layout.split(weights)
         for slot, value, dtype in zip(self.layout, values, self.slot_dtypes(), strict=True):
             parameter = nn.Parameter(value.to(dtype).clone())
-            for module, attribute in places(network, slot.names):
+            for module, attribute in self.places_in(network, slot):
                 setattr(module, attribute, parameter)
-        network = in_first_order(network)
-        return network.plain() if isinstance(network, StochasticNetwork) else network
+        return in_first_order(network)
 
     @torch.no_grad()
     def weight_variances(self) -> dict[str, Tensor]:

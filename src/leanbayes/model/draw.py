@@ -48,6 +48,10 @@ class StochasticNetwork(nn.Module):
         """Return a member as a plain network, if members can be counted."""
         raise NotImplementedError  # abstract
 
+    def weight_names(self, name: str) -> list[str]:
+        """Return the names that a Bayesian parameter of the user's network has here: several if there are copies."""
+        return [name]
+
     def reference(self) -> nn.Module:
         """Return a plain network of the user's architecture, which costs are compared with: by default a member."""
         return self.member(0)

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from leanbayes.core import checkpointing, noise
 from leanbayes.core.arguments import checked
-from leanbayes.core.layout import Layout
+from leanbayes.core.layout import Layout, Slot
 from leanbayes.core.locks import ModelLock
 from leanbayes.core.network import places, quiet_recurrent_layers
 from leanbayes.core.tensor_like import explained_casts
@@ -67,7 +67,7 @@ class PosteriorNetwork(nn.Module):
         for number, dtype in enumerate(dtypes):
             self.register_buffer(f"_dtype_{number}", torch.empty(0, dtype=dtype), persistent=False)
         self._slot_dtypes = [f"_dtype_{dtypes.index(slot.dtype)}" for slot in self.layout]
-        self.slot_places = [places(network, slot.names) for slot in self.layout]
+        self.slot_places = [self.places_in(network, slot) for slot in self.layout]
         last = self.slot_places[-1][0][0] if self.slot_places else None  # outputs of dense prediction have pixels
         self.dense_output = isinstance(last, nn.modules.conv._ConvNd)
         self._recurrent = any(isinstance(module, nn.RNNBase) for module in network.modules())
@@ -221,6 +221,12 @@ class PosteriorNetwork(nn.Module):
             key = self.noise.next(number) if generator is None else noise.key_from(generator, self.device)
             return Draw(key, number, with_kl)
 
+    def places_in(self, network: nn.Module, slot: Slot) -> list[tuple[nn.Module, str]]:
+        """Return the (module, attribute) pairs of a Bayesian parameter in the network of this model, or in a copy."""
+        if isinstance(network, StochasticNetwork):
+            return places(network, [found for name in slot.names for found in network.weight_names(name)])
+        return places(network, slot.names)
+
     def slot_dtypes(self) -> list[torch.dtype]:
         """Return the dtype that the weights of each slot must have now."""
         return [getattr(self, name).dtype for name in self._slot_dtypes]
@@ -234,7 +240,8 @@ class PosteriorNetwork(nn.Module):
         if self.root_units is not None:
             self._put(ShardedValues(self.root_units, self._rule, draw.key))
             return self.posterior.kl(draw.key) if draw.with_kl else None
-        values, kl = self._rule.weights(self.posterior, draw.key, draw.with_kl)
+        key = draw.key if self.members is None else self.posterior.key_of_member(draw.key, draw.number)
+        values, kl = self._rule.weights(self.posterior, key, draw.with_kl)
         self._put(self._cast(values))
         return kl
 

@@ -105,6 +105,10 @@ class Posterior(nn.Module):
         """Return one sample of all weights, differentiable in the parameters of q."""
         raise NotImplementedError  # abstract
 
+    def key_of_member(self, key: Tensor, number: int) -> Tensor:
+        """Return the key of the sample that belongs to a member of a network with members; by default any sample."""
+        return key
+
     def draw(self, key: Tensor) -> Sequence[Any]:
         """Return one sample as a value per slot: a tensor, or an object with a faster product."""
         if self._steady_std is None:

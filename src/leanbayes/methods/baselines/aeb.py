@@ -3,12 +3,12 @@
 import math
 from dataclasses import dataclass
 
-from torch import Tensor
+from torch import Tensor, nn
 
 from leanbayes.core.config import check_choices
 from leanbayes.core.layout import Layout
 from leanbayes.errors import LeanBayesError
-from leanbayes.methods.baselines.cyclical_sgmcmc import add_noise
+from leanbayes.methods.baselines.cyclical_sgmcmc import Chain, add_noise
 from leanbayes.methods.sparse_training.densities import Densities, active_counts
 from leanbayes.model.method import Method, Stage, Training, register_method
 from leanbayes.posteriors import SpikeSlabPosterior
@@ -23,7 +23,8 @@ class AEB(Method):
 
     SGD with noise samples the weights, while the latent variables of the prior follow them by stochastic approximation.
     The weights with the smallest magnitude are set to zero, ever more of them, until the given density is reached.
-    Then the support stays, and some of the weights are collected; a sample of the model is one of these.
+    Then the support stays, and snapshots of the chain are collected: its weights, and its own biases, norms and
+    statistics of BatchNorm, without which a snapshot is another function. They vote as an ensemble does.
 
     Paper: Deng et al. (2019), "An Adaptive Empirical Bayesian Method for Sparse Deep Learning".
 
@@ -32,13 +33,12 @@ class AEB(Method):
         densities: how these are distributed over the layers. erk keeps small layers dense; uniform keeps only the first
             layer dense.
         until: share of the training in which weights are pruned. In the rest they are collected.
-        snapshots: number of weight vectors that are collected, at equal distances. If there are fewer steps, all are.
+        snapshots: number of members that are collected, at equal distances.
         spike: v₀, the scale of the Laplace distribution of small weights, relative to σ of their layer.
         slab: v₁, the variance of the Gaussian distribution of large weights, relative to σ².
         interval: number of optimizer steps between two updates of the latent variables and of the pruned weights.
         temperature: variance of the noise, relative to that of the Bayesian posterior. 0 adds none.
         lr_low: learning rate of the last step, as a fraction of the highest one. At 0 the chain would stop.
-        samples: number of Monte Carlo samples of a prediction.
 
     Example:
         >>> bnn = lb.fit(network, lb.AEB(density=0.1), train_set, epochs=30, optimizer="sgd", temperature=1.0)
@@ -54,7 +54,7 @@ class AEB(Method):
     interval: int = 10
     temperature: float = 1.0
     lr_low: float = 0.1
-    samples: int = 30
+    samples = 1  # of a chain that has not collected all members
     counts_labels = True
 
     def __post_init__(self) -> None:
@@ -63,7 +63,7 @@ class AEB(Method):
             raise LeanBayesError(f"density={self.density} must be a fraction above 0 and at most 1.")
         if not 0 < self.until < 1:
             raise LeanBayesError(f"until={self.until} must be a share of the training, between 0 and 1.")
-        for name in ("snapshots", "interval", "samples"):
+        for name in ("snapshots", "interval"):
             if getattr(self, name) < 1:
                 raise LeanBayesError(f"{name}={getattr(self, name)} must be at least 1.")
         for name in ("spike", "slab"):
@@ -83,10 +83,18 @@ class AEB(Method):
         """Train by SGD, whose rate does not fall to 0."""
         return (Stage(self, settings={"optimizer": "sgd", "lr_low": self.lr_low}),)
 
+    def wrap(self, network: nn.Module) -> nn.Module:
+        """Return the chain, with places for the parts of its members that are not Bayesian."""
+        return SparseChain(network, self.snapshots)
+
     def start(self, training: Training) -> None:
-        """Check that there is a step to collect weights after."""
-        if training.steps < 2:
-            raise LeanBayesError("AEB needs at least two steps: train longer, or in smaller batches.")
+        """Check that every member has a step of its own."""
+        left = training.steps - self._fixed_after(training.steps)
+        if left < self.snapshots:
+            raise LeanBayesError(
+                f"{left} steps after the pruning are too few for {self.snapshots} snapshots: train longer, or in "
+                "smaller batches, or set until or snapshots to a smaller value."
+            )
 
     def _fixed_after(self, steps: int) -> int:
         """Return after how many steps the support stays."""
@@ -111,12 +119,31 @@ class AEB(Method):
         elif done > fixed:
             posterior.apply_support()
             left, passed = training.steps - fixed, done - fixed
-            parts = min(self.snapshots, left)
-            if passed * parts // left > (passed - 1) * parts // left:
+            if passed * self.snapshots // left > (passed - 1) * self.snapshots // left:
                 posterior.collect()
+                chain = training.model.network
+                assert isinstance(chain, SparseChain)
+                chain.collect()
 
     def finish(self, training: Training) -> None:
         """Drop the chain, and keep what it has collected."""
-        posterior = training.model.posterior
+        posterior, chain = training.model.posterior, training.model.network
         assert isinstance(posterior, SpikeSlabPosterior)
+        assert isinstance(chain, SparseChain)
+        if chain.members is None:
+            raise LeanBayesError("AEB has not collected all its snapshots: train to the last step.")
         posterior.finish()
+
+
+class SparseChain(Chain):
+    """A chain whose Bayesian weights are in the posterior. Its copies of the network have all other tensors."""
+
+    def weight_names(self, name: str) -> list[str]:
+        """Return the names of a weight in all copies, which use the same one in a pass."""
+        return [f"networks.{number}.{name}" for number in range(len(self.networks))]
+
+    def plain(self) -> nn.Module:
+        """Return the chain before it has collected its members, which are not a single network."""
+        if self.members is None:
+            return self.networks[-1]
+        raise LeanBayesError("The snapshots of a chain are not a single network: use bnn.member(i).")

@@ -132,6 +132,10 @@ class SpikeSlabPosterior(Posterior):
         chosen = self.members.index_select(0, (key[:2].sum() % len(self.members))[None])[0]
         return self._place(self.mu + chosen)
 
+    def key_of_member(self, key: Tensor, number: int) -> Tensor:
+        """Return the key of the collected weights with this number."""
+        return torch.full_like(key, number).index_fill_(0, torch.arange(1, len(key), device=key.device), 0)
+
     @property
     def random_weights(self) -> int:
         """The number of weights that are not zero for good."""
