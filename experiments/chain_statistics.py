@@ -57,7 +57,7 @@ def one_chain(args: argparse.Namespace, weight_decay: float, seed: int) -> dict[
     seconds = time.monotonic() - started
     x, y = next(Batches(data.validation, 10_000, normalize=data.normalize, shuffle=False).epoch())
     members = [bnn.member(number).eval() for number in range(bnn.members or 0)]
-    weights = [torch.cat([p.flatten() for p in member.parameters()]) for member in members]
+    weights = [torch.cat([p.detach().flatten() for p in member.parameters()]) for member in members]
     scores = {"own": scores_of(members, x, y)}
     share_statistics(members)
     scores["shared"] = scores_of(members, x, y)

@@ -6,7 +6,7 @@ import functools
 import re
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 import torch
@@ -229,6 +229,11 @@ def sparse_vd(rule: str, unsupported: tuple[str, ...] = ()) -> Row:
     return Row(lb.SparseVD(rule=rule), quiet, rule, unsupported, SMALL)
 
 
+def sbp(rule: Literal["example", "sample"], unsupported: tuple[str, ...] = ()) -> Row:
+    quiet = lb.SBP(init_std=1e-7, rule=rule)
+    return Row(lb.SBP(rule=rule), quiet, rule, unsupported, SMALL)
+
+
 def packed() -> Row:
     """Narrow members with new weights, of networks without parameters outside of layers that can be narrowed."""
     lacking = ("vit_mha", "vit_timm", "lstm", "language_model")
@@ -302,7 +307,8 @@ ROWS: dict[str, Row] = {
     "SparseVD local": sparse_vd("local", ("lstm",)),
     "SparseVD sample": sparse_vd("sample"),
     "AEB": aeb(),
-    "SBP": Row(lb.SBP(), lb.SBP(init_std=1e-7), "sample", compiled=SMALL),
+    "SBP": sbp("example", ("lstm",)),
+    "SBP sample": sbp("sample"),
     "BatchEnsemble": Row(
         lb.BatchEnsemble(2), lb.BatchEnsemble(1, factor_std=0.0), "sample", compiled=("cnn", "vit_mha")
     ),

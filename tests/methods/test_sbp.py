@@ -15,6 +15,8 @@ from torch import Tensor, nn
 import leanbayes as lb
 from leanbayes.core import noise
 from leanbayes.core import truncated_log_normal as log_normal
+from leanbayes.data import Batches, load
+from leanbayes.networks import build
 from leanbayes.posteriors import GroupNoisePosterior
 
 LOW, HIGH = -20.0, 0.0
@@ -154,10 +156,10 @@ def test_the_pruned_network_is_the_masked_one() -> None:
 
 
 def test_files_shrink_with_pruned_inputs(tmp_path: Path) -> None:
-    def build() -> nn.Module:
+    def large() -> nn.Module:
         return nn.Sequential(nn.Linear(50, 200), nn.ReLU(), nn.Linear(200, 50))
 
-    bnn, x = noisy(build()), torch.randn(4, 50, generator=torch.Generator().manual_seed(0))
+    bnn, x = noisy(large()), torch.randn(4, 50, generator=torch.Generator().manual_seed(0))
     lb.save(bnn, tmp_path / "dense")
     posterior_of(bnn).prune()
     lb.save(bnn, tmp_path / "pruned")
@@ -166,13 +168,13 @@ def test_files_shrink_with_pruned_inputs(tmp_path: Path) -> None:
     assert dense > 4 * bnn.layout.numel
     assert pruned < 4 * share * bnn.layout.numel + 8000
     assert pruned < 0.7 * dense
-    other = lb.load(tmp_path / "pruned", build())
+    other = lb.load(tmp_path / "pruned", large())
     assert f"of {posterior_of(bnn).groups:,} groups" in repr(other.posterior)
     for rule in ("sample", "mean"):
         probs = [one.predict(x, 3, rule=rule, generator=torch.Generator().manual_seed(0)).probs for one in (bnn, other)]
         assert torch.equal(*probs)
     state = posterior_of(bnn).to_file({name: t.detach() for name, t in bnn.posterior.state_dict().items()})
-    fresh = lb.bayesianize(build(), lb.SBP()).posterior
+    fresh = lb.bayesianize(large(), lb.SBP()).posterior
     for change, message in (
         ({"mu": state["mu"][1:]}, "weights, not"),
         ({"rho": state["rho"][1:]}, "do not fit"),
@@ -192,6 +194,17 @@ def test_fit_prunes_the_inputs_that_do_not_matter() -> None:
     assert (first[:, :2] != 0).all()
     assert (first[:, 2:] == 0).all(0).float().mean() > 0.25
     assert len(posterior_of(bnn).rho) < 30  # of 20 + 32
+
+
+def test_convolutions_with_batchnorm_are_trained_and_pruned() -> None:
+    """With one factor for a whole batch, this network is at chance at the temperature of the paper."""
+    data = load("digits", validation_share=0.25)
+    network = build("small-cnn", data.input_shape, data.outputs, seed=0)
+    settings: dict[str, Any] = {"batch_size": 64, "lr": 2e-3, "device": "cpu", "progress": False, "seed": 0}
+    bnn = lb.fit(network, lb.SBP(), data, epochs=20, evaluate_every=0, **settings)
+    x, y = next(Batches(data.validation, 1000, normalize=data.normalize).epoch())
+    assert (bnn.predict(x).label == y).float().mean() > 0.9
+    assert len(posterior_of(bnn).rho) < 250  # of 384
 
 
 def test_wrong_settings_and_rules_are_refused() -> None:

@@ -63,7 +63,11 @@ class GroupNoisePosterior(Posterior):
         return len(self.mu)
 
     def _expand(self, per_group: Tensor) -> Tensor:
-        """Repeat one value per group over all weights, if no group is pruned."""
+        """Repeat one value per group over all weights."""
+        return self.layout.join(self._views(per_group))
+
+    def _views(self, per_group: Tensor) -> list[Tensor]:
+        """Repeat one value per group over the weights of each slot, without a copy."""
         values, done = [], 0
         for slot in self.layout:
             dim, shape = _dim(slot), [1] * len(slot.shape)
@@ -72,7 +76,7 @@ class GroupNoisePosterior(Posterior):
                 shape[dim] = count
             values.append(per_group[done : done + count].view(shape).expand(slot.shape))
             done += count
-        return self.layout.join(values)
+        return values
 
     def _located(self) -> tuple[Tensor, Tensor]:
         """Return the positions of the weights that are not pruned, and the place of their groups among those kept."""
@@ -135,6 +139,22 @@ class GroupNoisePosterior(Posterior):
         loc, scale = self._settings()
         theta = log_normal.sample(loc, scale, LOW, HIGH, noise.normal(loc, key))
         return self._scaled(theta.to(self.mu.dtype), self.mu)
+
+    def without_noise(self) -> Tensor:
+        """Return μ, 0 for pruned weights."""
+        return self._scaled(torch.ones_like(self.rho, dtype=self.mu.dtype), self.mu)
+
+    def slot_groups(self) -> list[Tensor]:
+        """Return for each slot the number of the group of each weight, as a view that varies along one dimension."""
+        return self._views(torch.arange(self.groups, device=self.mu.device))
+
+    def example_factors(self, key: Tensor, examples: int) -> Tensor:
+        """Return θ of all groups for each of several examples, (examples, groups); 1 for pruned groups."""
+        loc, scale = (values.expand(examples, -1) for values in self._settings())
+        theta = log_normal.sample(loc, scale, LOW, HIGH, noise.normal(loc.contiguous(), key))
+        if self.is_dense:
+            return theta
+        return torch.ones(examples, self.groups, dtype=theta.dtype, device=theta.device).index_copy(1, self.kept, theta)
 
     def kl(self, key: Tensor) -> Tensor:
         """Return KL(q(θ) ‖ p(θ)), summed over the groups that are not pruned."""

@@ -9,6 +9,7 @@ from typing import Any
 from leanbayes.rules.adjoint import Adjoint
 from leanbayes.rules.base import RULES, PassContext, Rule, get_rule, register_rule
 from leanbayes.rules.covariance import Covariances
+from leanbayes.rules.example import Example
 from leanbayes.rules.flipout import Flipout
 from leanbayes.rules.local import Local
 from leanbayes.rules.mean import Mean
@@ -25,6 +26,7 @@ def moments_of(output: Any) -> Any:
 __all__ = [
     "RULES",
     "Adjoint",
+    "Example",
     "Flipout",
     "Local",
     "Mean",

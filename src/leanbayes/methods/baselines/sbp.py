@@ -27,7 +27,10 @@ class SBP(Method):
     Attributes:
         snr: inputs with a smaller signal-to-noise ratio are pruned.
         init_std: the initial std of log θ.
-        rule: how the model is trained and predicts: sample, or mean.
+        rule: how the model is trained and predicts. example draws the factors for each example of a batch, as the
+            authors do, and sample once for the whole batch. mean has no noise. With BatchNorm train by example: the
+            factors of a whole batch change its statistics, so that the network learns under others than it predicts
+            with.
         samples: number of Monte Carlo samples of a prediction.
 
     Example:
@@ -37,12 +40,12 @@ class SBP(Method):
 
     snr: float = 1.0
     init_std: float = 0.01
-    rule: Literal["sample", "mean"] = "sample"
+    rule: Literal["example", "sample", "mean"] = "example"
     samples: int = 30
     default_temperature = 1.0
 
     def __post_init__(self) -> None:
-        check_choices(self, rule=Literal["sample", "mean"])
+        check_choices(self, rule=Literal["example", "sample", "mean"])
         for name in ("snr", "init_std"):
             if not 0 < getattr(self, name) < math.inf:
                 raise LeanBayesError(f"{name}={getattr(self, name)} must be a positive number.")
