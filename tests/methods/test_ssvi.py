@@ -49,6 +49,7 @@ def test_defaults_and_settings_of_the_paper() -> None:
     assert (method.interval, method.until, method.drop, method.rule) == (100, 0.75, 0.3, "sample")
     assert (paper.densities, paper.rule, paper.init_std, paper.samples) == ("uniform", "local", 6e-4, 5)
     assert paper.prior == lb.Normal(0.005)
+    assert (paper.removal, paper.addition, paper.new_std) == ("absolute_snr", "sample", "mean")
 
 
 INVALID: dict[str, tuple[dict[str, Any], str]] = {

@@ -1,5 +1,7 @@
 """VDP: its settings and objectives, and training by moments on handwritten digits."""
 
+import math
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -53,7 +55,7 @@ def test_settings_of_the_paper() -> None:
     paper = VDP.paper()
     assert paper.prior == lb.Normal(1.0)
     assert (paper.objective, paper.variance) == ("gaussian", "row")
-    assert (paper.correlation, paper.activations) == ("none", "paper")
+    assert (paper.correlation, paper.activations, paper.min_variance) == ("none", "paper", 0.0)
     assert parse_method("vdp") == VDP()
 
 
@@ -64,6 +66,7 @@ def test_settings_of_the_paper() -> None:
         ({"variance": "layer"}, ("variance='layer'", "'row'")),
         ({"correlation": "full"}, ("correlation='full'", "'common'")),
         ({"activations": "sampled"}, ("activations='sampled'", "'taylor'")),
+        ({"min_variance": -1.0}, ("min_variance=-1.0", "not negative")),
         ({"logit_samples": 0}, ("logit_samples=0", "at least 1")),
         ({"samples": 0}, ("samples=0", "at least 1")),
         ({"init_std": -1.0}, ("init_std=-1.0", "positive")),
@@ -128,20 +131,31 @@ def test_equation_11_scores_one_hot_labels(std: float) -> None:
     torch.testing.assert_close(lb.Categorical().gaussian_nll(moved, y).total, total)
 
 
-def test_the_paper_scores_one_hot_labels_by_equations_9_and_11() -> None:
-    """Equation 9 as printed, by autograd: the variance of a probability is Σ_j J_ij² v_j, without a bound."""
+@pytest.mark.parametrize("std", [2.0, 0.01])
+def test_the_paper_scores_one_hot_labels_by_equations_9_and_11(std: float) -> None:
+    """Equation 9 as printed, by autograd: the variance of a probability is Σ_j J_ij² v_j, without bound or floor."""
     torch.manual_seed(0)
     net = nn.Linear(3, 4).double()
-    bnn = lb.bayesianize(net, VDP(lb.Normal(1.0), 2.0, False, "gaussian", "row", "none", "paper"), select=["weight"])
+    bnn = lb.bayesianize(net, replace(VDP.paper(), init_std=std, relative=False), select=["weight"])
     x = torch.randn(6, 3, generator=generator(), dtype=torch.float64)
     y = torch.randint(4, (6,), generator=generator())
     output = bnn(x)
     jacobian = torch.func.vmap(torch.func.jacrev(lambda z: z.softmax(-1)))(output.loc)
-    variance = (jacobian.square() @ output.variance.unsqueeze(-1)).squeeze(-1).clamp_min(1e-3)
+    variance = (jacobian.square() @ output.variance.unsqueeze(-1)).squeeze(-1)
     probs = output.loc.softmax(-1)
-    assert bool((variance > probs * (1 - probs)).any())  # where the bound of the default would act
+    if std == 2.0:
+        assert bool((variance > probs * (1 - probs)).any())  # where the bound of the default would act
+    else:
+        assert bool((variance < 1e-3).all())  # where the floor of the default would act
     expected = 0.5 * ((F.one_hot(y, 4) - probs).square() / variance + variance.log()).sum()
-    torch.testing.assert_close(bnn.likelihood.gaussian_nll(output, y).total, expected, rtol=1e-10, atol=0)
+    loss = lb.elbo_loss(bnn, x, y, num_data=50, temperature=0.0)
+    torch.testing.assert_close(loss, expected / 6, rtol=1e-10, atol=0)
+
+
+def test_a_variance_that_is_rounded_to_0_has_a_finite_loss() -> None:
+    output = lb.Moments(torch.tensor([[200.0, 0.0]]), torch.full((1, 2), 1e-3))
+    right = lb.Categorical().gaussian_nll(output, torch.tensor([0]), min_variance=0.0).total
+    assert right.item() == pytest.approx(math.log(torch.finfo(torch.float32).tiny))
 
 
 def test_the_paper_takes_the_statistics_of_a_layer_norm_as_constants() -> None:

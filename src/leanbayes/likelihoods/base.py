@@ -20,7 +20,7 @@ else:
 
     P = TypeVar("P", bound=Prediction)
 
-_LEAST_VARIANCE = 1e-3  # of a probability, when a Gaussian scores the labels
+MIN_VARIANCE = 1e-3  # of a probability, when a Gaussian scores the labels
 
 
 class Likelihood(nn.Module, Generic[P]):
@@ -60,8 +60,14 @@ class Likelihood(nn.Module, Generic[P]):
         """
         raise NotImplementedError  # abstract
 
-    def gaussian_nll(self, output: Moments, y: Tensor) -> "NegativeLogLikelihood":
-        """Score the labels under a Gaussian with the moments of the prediction (VDP, equation 11)."""
+    def gaussian_nll(self, output: Moments, y: Tensor, min_variance: float = MIN_VARIANCE) -> "NegativeLogLikelihood":
+        """Score the labels under a Gaussian with the moments of the prediction (VDP, equation 11).
+
+        Args:
+            output: Mean and variance of the outputs.
+            y: The labels.
+            min_variance: A floor of the variance of a probability. Numerical targets have noise instead.
+        """
         raise NotImplementedError  # abstract
 
     def predict_moments(self, output: Moments) -> P:
@@ -125,9 +131,12 @@ def single(output: Moments) -> Moments:
     return output.like(as_float(output.loc), output.independent, output.common, output.grid)
 
 
-def label_density(mean: Tensor, variance: Tensor, y: Tensor) -> Tensor:
-    """Return ½[(y - m)²/v + log v]. v has a floor, because the loss of a wrong label is unbounded as v goes to 0."""
-    variance = variance.clamp_min(_LEAST_VARIANCE)
+def label_density(mean: Tensor, variance: Tensor, y: Tensor, min_variance: float) -> Tensor:
+    """Return ½[(y - m)²/v + log v], which has no bounds if the variance has no floor.
+
+    A variance that is rounded to 0 counts as the smallest normal number.
+    """
+    variance = variance.clamp_min(max(min_variance, torch.finfo(variance.dtype).tiny))
     return 0.5 * ((y - mean).square() / variance + variance.log())
 
 

@@ -8,6 +8,7 @@ from leanbayes.core.config import configurable
 from leanbayes.errors import LeanBayesError
 from leanbayes.likelihoods.accumulators import Accumulator, ProbabilityAccumulator
 from leanbayes.likelihoods.base import (
+    MIN_VARIANCE,
     Likelihood,
     NegativeLogLikelihood,
     as_float,
@@ -52,10 +53,10 @@ class Bernoulli(Likelihood[BinaryPrediction]):
         terms = expect(softplus, (1 - 2 * yes) * loc, variance) + (yes - y) * loc
         return NegativeLogLikelihood(terms.sum(), len(y))
 
-    def gaussian_nll(self, output: Moments, y: Tensor) -> NegativeLogLikelihood:
+    def gaussian_nll(self, output: Moments, y: Tensor, min_variance: float = MIN_VARIANCE) -> NegativeLogLikelihood:
         """Score the labels by the mean and variance of the probabilities."""
         mean, variance = mean_and_variance(single(output).sigmoid())
-        return NegativeLogLikelihood(label_density(mean, variance, y.to(mean.dtype)).sum(), len(y))
+        return NegativeLogLikelihood(label_density(mean, variance, y.to(mean.dtype), min_variance).sum(), len(y))
 
     def predict_moments(self, output: Moments) -> BinaryPrediction:
         """Average the sigmoid by quadrature."""

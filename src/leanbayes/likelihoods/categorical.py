@@ -12,6 +12,7 @@ from leanbayes.core.config import configurable
 from leanbayes.errors import LeanBayesError
 from leanbayes.likelihoods.accumulators import Accumulator, ProbabilityAccumulator
 from leanbayes.likelihoods.base import (
+    MIN_VARIANCE,
     Likelihood,
     NegativeLogLikelihood,
     as_float,
@@ -93,14 +94,14 @@ class Categorical(Likelihood[ClassPrediction]):
         terms = (loc + 0.5 * variance).logsumexp(-1) - chosen
         return NegativeLogLikelihood((terms * labeled).sum(), self.observations(y))
 
-    def gaussian_nll(self, output: Moments, y: Tensor) -> NegativeLogLikelihood:
+    def gaussian_nll(self, output: Moments, y: Tensor, min_variance: float = MIN_VARIANCE) -> NegativeLogLikelihood:
         """Score one-hot labels by the mean and variance of the probabilities."""
         probs = single(output).softmax(self.class_dim)
         mean, variance = (part.movedim(self.class_dim, -1) for part in mean_and_variance(probs))
         labels = self.aligned(y)
         labeled = labels != self.ignore_index
         target = torch.zeros_like(mean).scatter(-1, labels.where(labeled, 0).unsqueeze(-1), 1.0)
-        total = (label_density(mean, variance, target).sum(-1) * labeled).sum()
+        total = (label_density(mean, variance, target, min_variance).sum(-1) * labeled).sum()
         return NegativeLogLikelihood(total, self.observations(y))
 
     def predict_moments(self, output: Moments) -> ClassPrediction:

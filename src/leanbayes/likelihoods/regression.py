@@ -11,7 +11,14 @@ from leanbayes.core.config import configurable
 from leanbayes.core.gaussian import inverse_softplus
 from leanbayes.errors import LeanBayesError
 from leanbayes.likelihoods.accumulators import Accumulator, MomentAccumulator
-from leanbayes.likelihoods.base import Likelihood, NegativeLogLikelihood, as_float, check_same_shape, mean_and_variance
+from leanbayes.likelihoods.base import (
+    MIN_VARIANCE,
+    Likelihood,
+    NegativeLogLikelihood,
+    as_float,
+    check_same_shape,
+    mean_and_variance,
+)
 from leanbayes.likelihoods.expectations import LOGIT_SAMPLES, expect, softplus
 from leanbayes.likelihoods.predictive import RegressionPrediction
 from leanbayes.rules.moments.value import Moments
@@ -62,7 +69,7 @@ class Gaussian(Likelihood[RegressionPrediction]):
         total, observations = self.output_nll(loc, y)
         return NegativeLogLikelihood(total + 0.5 * (variance / self.std.square()).sum(), observations)
 
-    def gaussian_nll(self, output: Moments, y: Tensor) -> NegativeLogLikelihood:
+    def gaussian_nll(self, output: Moments, y: Tensor, min_variance: float = MIN_VARIANCE) -> NegativeLogLikelihood:
         """Score the targets with the sum of the variances of output and noise."""
         loc, variance = mean_and_variance(output)
         return _gaussian_nll(loc, variance + self.std.square(), y)
@@ -153,7 +160,7 @@ class HeteroscedasticGaussian(Likelihood[RegressionPrediction]):
         value = value + self.settings["min_variance"]
         return value, first / value, second / value
 
-    def gaussian_nll(self, output: Moments, y: Tensor) -> NegativeLogLikelihood:
+    def gaussian_nll(self, output: Moments, y: Tensor, min_variance: float = MIN_VARIANCE) -> NegativeLogLikelihood:
         """Score the targets with the variance of the mean plus the expected variance of the noise."""
         (mean, raw), (variance, raw_variance) = map(self._halves, mean_and_variance(output))
         return _gaussian_nll(mean, variance + self._mean_noise(raw, raw_variance), y)

@@ -92,6 +92,10 @@ class SSVI(SparseMethod):
     def paper(cls) -> Self:
         """Return the settings of the paper, but for the randomness of its initial σ; here all start at its mean.
 
+        The paper says that σ is sampled from a Gaussian with a small variance, but not with which one. Of its three
+        criteria of additions it takes the first, one sample of the weights on one batch, because the others do no
+        better; addition="samples" is the third.
+
         Its recipe is SGD with lr=0.01, temperature=0.01 and 200 epochs.
         """
         return cls(densities="uniform", prior=Normal(0.005), init_std=6e-4, rule="local", samples=5)
