@@ -13,9 +13,12 @@ from arguments import command_of, run_script
 import leanbayes as lb
 from leanbayes.core.config import encode
 from leanbayes.data import Batches, load
+from leanbayes.methods import get_method
 from leanbayes.model.method import Method
 from leanbayes.networks import build
 from leanbayes.training.record import machine, versions, write_json
+
+METHODS = ["sparse-vd", "sbp", "aeb"]
 
 
 def main() -> None:
@@ -23,6 +26,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "", allow_abbrev=False)
     parser.add_argument("--data", default="digits", help="name of a data set of images")
     parser.add_argument("--model", default="small-cnn", help="name of a network")
+    parser.add_argument("--methods", nargs="+", choices=METHODS, default=METHODS, help="the plain network is always one")
     parser.add_argument("--temperatures", nargs="+", type=float, default=[1.0, 0.1, 0.01, 0.001])
     parser.add_argument("--noise", nargs="+", type=float, default=[1.0, 0.1, 0.01, 0.001], help="AEB's own temperature")
     parser.add_argument("--lrs", nargs="+", type=float, default=[0.002, 0.02, 0.05, 0.1], help="learning rates of AEB")
@@ -47,10 +51,13 @@ def _cases(args: argparse.Namespace) -> list[tuple[Method, dict[str, Any]]]:
     """Return the methods and the settings of their training: one setting differs at a time for AEB."""
     cases: list[tuple[Method, dict[str, Any]]] = [(lb.Deterministic(), {"lr": args.lr})]
     cases += [
-        (method, {"lr": args.lr, "temperature": temperature})
-        for method in (lb.SparseVD(), lb.SBP())
+        (get_method(name), {"lr": args.lr, "temperature": temperature})
+        for name in args.methods
+        if name != "aeb"
         for temperature in args.temperatures
     ]
+    if "aeb" not in args.methods:
+        return cases
     middle = lb.AEB(temperature=min(args.noise))
     cases += [(middle, {"lr": lr, "temperature": 0.01}) for lr in args.lrs]
     cases += [(middle, {"temperature": temperature}) for temperature in args.temperatures if temperature != 0.01]

@@ -183,3 +183,39 @@ def test_amplitudes_of_sngp_are_compared_on_held_out_images(tmp_path: Path, monk
         nlls.setdefault(one["amplitude"], []).append(one["held_out"]["nll"])
     default = nlls.pop(lb.SNGP().amplitude)
     assert all(ours < min(others) for ours, *others in zip(default, *nlls.values(), strict=True))
+
+
+def test_default_temperatures_of_sparse_methods_keep_the_accuracy_of_held_out_images(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """That of sparse variational dropout is the largest one that costs less than 1 %."""
+    out = tmp_path / "choices.json"
+    words = ("--methods", "sbp", "--temperatures", 1, "--epochs", 1, "--seeds", 1, "--out", out)
+    run("sparse_choices.py", *words, patch=monkeypatch)
+    assert [one["method"]["type"] for one in json.loads(out.read_text())["results"]] == ["Deterministic", "SBP"]
+
+    def accuracies(name: str, method: str) -> dict[float, float]:
+        found: dict[float, list[float]] = {}
+        for one in json.loads((EXPERIMENTS / "results" / "choices" / name).read_text())["results"]:
+            if one["method"]["type"] == method:
+                found.setdefault(one["settings"].get("temperature", 0.0), []).append(one["held_out"]["accuracy"])
+        return {temperature: sum(values) / len(values) for temperature, values in found.items()}
+
+    plain = accuracies("sparse-baselines.json", "Deterministic")[0.0]
+    ours = accuracies("sparse-baselines.json", "SparseVD")
+    assert max(one for one, accuracy in ours.items() if accuracy > plain - 0.01) == lb.SparseVD().default_temperature
+    assert accuracies("sbp.json", "SBP")[lb.SBP().default_temperature] > plain - 0.01
+
+
+def test_snapshots_of_a_chain_are_scored_with_their_own_statistics_and_with_shared_ones(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    out = tmp_path / "chain.json"
+    words = ("--width", 4, "--epochs", 2, "--batch", 64, "--weight-decays", 0.01, "--seeds", 1, "--out", out)
+    run("chain_statistics.py", *words, patch=monkeypatch)
+    (one,) = json.loads(out.read_text())["results"]
+    assert one["distance"] > 0
+    assert one["held_out"]["own"] != one["held_out"]["shared"]
+    for scores in one["held_out"].values():
+        assert 0 < scores["accuracy"] <= 1
+        assert scores["nll"] > 0

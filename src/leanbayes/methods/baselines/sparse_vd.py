@@ -19,8 +19,9 @@ class SparseVD(Method):
     """Sparse variational dropout: Gaussian weights with a log-uniform prior, most of which are pruned at the end.
 
     The prior drives α = σ²/μ² of weights that the data do not need to infinity. After the last step, weights with
-    log α above a limit are set to zero, and only the others are stored. The default temperature is 1, as in the
-    paper: at a lower one fewer weights are pruned.
+    log α above a limit are set to zero, and only the others are stored. The temperature decides how many these are.
+    The paper has 1, which leaves too few for a small data set. The default of 0.1 is the largest of 1, 0.1, 0.01 and
+    0.001 with about the accuracy of the plain network on held-out digits.
 
     Paper: Molchanov et al. (2017), "Variational Dropout Sparsifies Deep Neural Networks".
 
@@ -41,7 +42,7 @@ class SparseVD(Method):
     relative: bool = True
     rule: str = "local"
     samples: int = 30
-    default_temperature = 1.0
+    default_temperature = 0.1
 
     def __post_init__(self) -> None:
         if not math.isfinite(self.log_alpha):
