@@ -211,7 +211,7 @@ def test_snapshots_of_a_chain_are_scored_with_their_own_statistics_and_with_shar
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     out = tmp_path / "chain.json"
-    words = ("--width", 4, "--epochs", 2, "--batch", 64, "--weight-decays", 0.01, "--seeds", 1, "--out", out)
+    words = ("--width", 4, "--epochs", 4, "--batch", 64, "--weight-decays", 0.01, "--seeds", 1, "--out", out)
     run("chain_statistics.py", *words, patch=monkeypatch)
     (one,) = json.loads(out.read_text())["results"]
     assert one["distance"] > 0
