@@ -109,6 +109,12 @@ class Stored:
         found = (f"{float(rate):.0%} {self.metric('mnist_pbn', f'pbn:rate={rate}', key, form)}" for rate in RATES)
         return ", ".join(found)
 
+    def central(self, rate: str, form: str) -> str:
+        """Return the share of PBN's Bayesian weights of the first layer in the central quarter, mean over seeds."""
+        rows = self.file("pbn/mnist_rates.json")["results"]
+        found = [one["first_layer"] for one in rows if one["rate"] == float(rate) and "random" not in one["name"]]
+        return f"{statistics.fmean(one['in_the_middle'] for one in found):{form}}"
+
     def toy(self) -> str:
         """Return the stds outside of the toy data."""
         return ", ".join(f"{one['name']} {one['outside']['std']:.1f}" for one in self.file("pbn/toy.json")["results"])
