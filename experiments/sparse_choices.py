@@ -26,7 +26,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "", allow_abbrev=False)
     parser.add_argument("--data", default="digits", help="name of a data set of images")
     parser.add_argument("--model", default="small-cnn", help="name of a network")
-    parser.add_argument("--methods", nargs="+", choices=METHODS, default=METHODS, help="the plain network is always one")
+    parser.add_argument("--methods", nargs="+", choices=METHODS, default=METHODS, help="besides the plain network")
     parser.add_argument("--temperatures", nargs="+", type=float, default=[1.0, 0.1, 0.01, 0.001])
     parser.add_argument("--noise", nargs="+", type=float, default=[1.0, 0.1, 0.01, 0.001], help="AEB's own temperature")
     parser.add_argument("--lrs", nargs="+", type=float, default=[0.002, 0.02, 0.05, 0.1], help="learning rates of AEB")
