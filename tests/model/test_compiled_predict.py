@@ -394,7 +394,7 @@ def test_samples_do_not_wait_for_the_device(monkeypatch: pytest.MonkeyPatch) -> 
 
 @pytest.mark.parametrize("compile", [True, False])
 def test_one_pass_waits_once_for_the_device(compile: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Finite outputs and weights that have not changed are read together. A CPU reads first whether inputs are clean."""
+    """Finite outputs and unchanged weights are read together. A CPU reads before whether the inputs are clean."""
     read: list[str] = []
 
     def counted(name: str) -> Callable[..., Any]:

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from leanbayes.core import noise
 from leanbayes.core.counters import PeakMemory
+from leanbayes.core.heap import keep_freed_memory
 from leanbayes.core.network import call_with, evaluation_mode, map_rows, output_tensor, tensors_of
 from leanbayes.errors import LeanBayesError, RuleMismatchWarning
 from leanbayes.model.compiled_passes import is_compiled
@@ -40,6 +41,8 @@ def predict(
 ) -> Any:
     """Run the samples one after the other, each over the whole batch in as few passes as the memory allows."""
     rows, start = _count_rows(x), time.perf_counter()
+    if bnn.device.type == "cpu":
+        keep_freed_memory()
     with torch.no_grad(), bnn.using(rule or bnn.current_rule), evaluation_mode(bnn), _steady(bnn):
         clean = _are_clean(x, bnn.device)
         draws = passes_of(bnn, draws_of(bnn, samples, generator))
