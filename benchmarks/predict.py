@@ -1,14 +1,7 @@
 """Measure `predict` as a user calls it: one pass by moments and 30 samples against a plain forward pass.
 
     python benchmarks/predict.py --network resnet-20 vit-tiny --out benchmarks/results/predict-cpu.json
-    python benchmarks/predict.py --compile --precision bf16 --channels-last --seconds 90 --batch 256 \
-        --network resnet-18 --out benchmarks/results/predict-gpu-resnet-18.json
-    python benchmarks/predict.py --compile --precision bf16 --channels-last --seconds 90 --batch 64 \
-        --network resnet-50 --out benchmarks/results/predict-gpu-resnet-50.json
-    python benchmarks/predict.py --compile --precision bf16 --seconds 90 --batch 64 \
-        --network vit-base --out benchmarks/results/predict-gpu-vit.json
-    python benchmarks/predict.py --compile --precision bf16 --channels-last --seconds 90 --batch 64 \
-        --network unet --out benchmarks/results/predict-gpu-unet.json
+    sh benchmarks/predict_gpu.sh
 
 Convolutions in half precision are fastest on a GPU in channels-last order, which the plain network has too.
 All ways predict the same random batch, after a warm-up. They take turns, round after round; times and ratios are

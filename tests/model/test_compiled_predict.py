@@ -5,6 +5,7 @@ import dataclasses
 import functools
 import gc
 import logging
+import math
 import pickle
 import threading
 import weakref
@@ -389,3 +390,42 @@ def test_samples_do_not_wait_for_the_device(monkeypatch: pytest.MonkeyPatch) -> 
 
     monkeypatch.setattr(Tensor, "__bool__", counted)
     assert count(12) == count(2)
+
+
+@pytest.mark.parametrize("compile", [True, False])
+def test_one_pass_waits_once_for_the_device(compile: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Finite outputs and unchanged weights are read together. A CPU reads before whether the inputs are clean."""
+    read: list[str] = []
+
+    def counted(name: str) -> Callable[..., Any]:
+        original = getattr(Tensor, name)
+
+        def call(self: Tensor, *args: Any) -> Any:
+            read.append(name)
+            return original(self, *args)
+
+        return call
+
+    bnn, x = _model(), _images(4)
+    expected = [bnn.predict(x, rule="moments", compile=compile) for _ in range(compiled_passes._COMPARED + 1)]
+    for name in ("__bool__", "__int__", "__float__", "__index__", "item", "tolist", "cpu", "numpy"):
+        monkeypatch.setattr(Tensor, name, counted(name))
+    found = bnn.predict(x, rule="moments", compile=compile)
+    assert read == ["__bool__", "tolist"]
+    monkeypatch.undo()
+    _same(found, expected[-1])
+    with torch.no_grad():
+        next(bnn.parameters()).data.fill_(math.nan)  # which autograd does not count as a change
+    with pytest.raises(lb.LeanBayesError, match="check the parameters"):
+        bnn.predict(x, rule="moments", compile=compile)
+
+
+def test_outdated_moments_of_weights_take_no_second_key() -> None:
+    """A prediction that is computed again, because weights were written to unseen, has the noise of its first try."""
+    bnn, other = _model(), _model()
+    for one in (bnn, other):
+        one.predict(_images(4), rule="moments")
+    next(bnn.parameters()).data.add_(0.1)
+    for one in (bnn, other):
+        one.predict(_images(4), rule="moments")
+    assert bnn.noise.state[1] == other.noise.state[1]

@@ -2,6 +2,7 @@
 
 import copy
 import math
+import warnings
 from typing import Any
 
 import pytest
@@ -239,3 +240,19 @@ def test_a_sparse_subspace_changes_without_recompilation() -> None:
         with copied.using("mean"), bnn.using("mean"):
             torch.testing.assert_close(copied(x.cpu()), bnn(x).cpu(), rtol=1e-3, atol=1e-3)
         torch.testing.assert_close(torch.compile(bnn)(x), eager, rtol=1e-3, atol=1e-3)
+
+
+@pytest.mark.parametrize("compile", [True, False])
+def test_one_pass_waits_once_for_the_gpu(compile: bool) -> None:
+    network = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 3))
+    bnn, x = lb.bayesianize(network.cuda(), lb.MeanField()).eval(), torch.randn(5, 4, device="cuda")
+    for _ in range(6):  # the first compiled passes are compared with others
+        bnn.predict(x, rule="moments", compile=compile)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        torch.cuda.set_sync_debug_mode("warn")
+        try:
+            bnn.predict(x, rule="moments", compile=compile)
+        finally:
+            torch.cuda.set_sync_debug_mode("default")
+    assert sum("synchronizing CUDA operation" in str(one.message) for one in caught) == 1

@@ -1,6 +1,7 @@
 """A result that is computed again only if the tensors that it depends on have changed."""
 
-from collections.abc import Callable, Iterable
+import contextlib
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any, Generic, TypeVar
 
 import torch
@@ -18,21 +19,48 @@ class Cached(Generic[T]):
     The tensors are compared by where they are, by autograd's counter of changes, and by two sums over their bits and
     values: writes through `tensor.data`, NumPy or a CUDA graph do not count as changes. Only such a write that moves
     elements without changing any is not seen.
+
+    To read the sums means to wait for a GPU. Inside `trusting` a result is returned before that.
     """
 
     def __init__(self) -> None:
-        self._found: tuple[Any, T] | None = None
+        self._found: tuple[Any, Tensor | None, T] | None = None  # with the key and the sums
+        self._unread: list[Tensor] | None = None  # inside `trusting`: whether the sums are the same
 
     def get(self, key: Any, tensors: Iterable[Tensor], compute: Callable[[], T]) -> T:
         """Return `compute()`, or its last result if neither `key` nor the tensors have changed since then."""
         tensors = [tensor for tensor in tensors if tensor.numel()]
         if not _can_be_compared(tensors):
             return compute()
-        current = (key, _fingerprint(tensors))
-        if self._found is None or self._found[0] != current:
-            self._found = None  # free the memory first
-            self._found = (current, compute())
-        return self._found[1]
+        current, sums = (key, *_places(tensors)), _sums(tensors)
+        if self._found is not None and self._found[0] == current and self._are_same(self._found[1], sums):
+            return self._found[2]
+        self._found = None  # free the memory first
+        self._found = (current, sums, compute())
+        return self._found[2]
+
+    def _are_same(self, before: Tensor | None, now: Tensor | None) -> bool:
+        if before is None or now is None:  # there are no tensors
+            return before is now
+        same = (before == now).all()
+        if self._unread is None:
+            return bool(same)
+        self._unread.append(same)
+        return True
+
+    @contextlib.contextmanager
+    def trusting(self) -> Iterator[list[Tensor]]:
+        """Compare the tensors inside the block by what Python knows about them, and do not wait for their sums.
+
+        Yields:
+            A list that gets, for each result that is returned again, a tensor: whether the sums are the same. If one is
+            false, the result was outdated: call `clear`, and use it again.
+        """
+        before, self._unread = self._unread, []
+        try:
+            yield self._unread
+        finally:
+            self._unread = before
 
     def clear(self) -> None:
         """Drop the result."""
@@ -52,13 +80,16 @@ def _can_be_compared(tensors: list[Tensor]) -> bool:
     return all(type(t) in (Tensor, torch.nn.Parameter) and t.device.type in ("cpu", "cuda") for t in tensors)
 
 
-def _fingerprint(tensors: list[Tensor]) -> tuple[Any, ...]:
+def _places(tensors: list[Tensor]) -> tuple[Any, ...]:
     versions = [None if t.is_inference() else t._version for t in tensors]
     places = [(t.data_ptr(), t.shape, t.stride(), t.dtype, t.device) for t in tensors]
+    return tuple(zip(versions, places, strict=True))
+
+
+def _sums(tensors: list[Tensor]) -> Tensor | None:
     bits = [_sum_of_bits(t.detach()).long() for t in tensors]  # it wraps around, so for equal elements it may be 0
     sums = [t.detach().sum().double().view(torch.int64) for t in tensors]  # it rounds, so a small change may be lost
-    sizes = torch.stack([one.to(tensors[0].device) for one in (*bits, *sums)]).tolist() if tensors else []
-    return *zip(versions, places, strict=True), *sizes
+    return torch.stack([one.to(tensors[0].device) for one in (*bits, *sums)]) if tensors else None
 
 
 def _sum_of_bits(tensor: Tensor) -> Tensor:

@@ -46,6 +46,8 @@ class Slot:
 
     def view(self, flat: Tensor) -> Tensor:
         """View its part of the flat vector as a tensor of its shape, without a copy."""
+        if self.order == tuple(range(len(self.order))):
+            return flat.view(self.shape)
         return flat.view(self.memory_shape).permute([self.order.index(dim) for dim in range(len(self.order))])
 
 

@@ -62,6 +62,18 @@ def places(network: nn.Module, names: Iterable[str]) -> list[tuple[nn.Module, st
     return found
 
 
+def set_plain_attribute(module: nn.Module, attribute: str, value: Any) -> None:
+    """Set an attribute that is no parameter, buffer or module.
+
+    For each weight and sample, the checks of `nn.Module` would take longer than the rest of what Python does.
+    """
+    checks = type(module).__setattr__ is not nn.Module.__setattr__  # recurrent layers collect their weights
+    if checks or torch.compiler.is_dynamo_compiling():
+        setattr(module, attribute, value)
+    else:
+        module.__dict__[attribute] = value
+
+
 def has_batchnorm(network: nn.Module) -> bool:
     """Return whether a network has BatchNorm."""
     return any(isinstance(module, nn.modules.batchnorm._BatchNorm) for module in network.modules())

@@ -18,7 +18,7 @@ from leanbayes.core import checkpointing, noise
 from leanbayes.core.arguments import checked
 from leanbayes.core.layout import Layout, Slot
 from leanbayes.core.locks import ModelLock
-from leanbayes.core.network import places, quiet_recurrent_layers
+from leanbayes.core.network import places, quiet_recurrent_layers, set_plain_attribute
 from leanbayes.core.tensor_like import explained_casts
 from leanbayes.errors import LeanBayesError
 from leanbayes.model.draw import Draw, StochasticNetwork
@@ -229,7 +229,8 @@ class PosteriorNetwork(nn.Module):
 
     def slot_dtypes(self) -> list[torch.dtype]:
         """Return the dtype that the weights of each slot must have now."""
-        return [getattr(self, name).dtype for name in self._slot_dtypes]
+        dtypes = {name: getattr(self, name).dtype for name in dict.fromkeys(self._slot_dtypes)}
+        return [dtypes[name] for name in self._slot_dtypes]
 
     def _install(self, draw: Draw) -> Tensor | None:
         if self._rule.needs_weights and not len(self.layout):
@@ -257,7 +258,7 @@ class PosteriorNetwork(nn.Module):
         known = None if isinstance(values, ShardedValues) else values
         for number, places_of_slot in enumerate(self.slot_places):
             for module, attribute in places_of_slot:
-                setattr(module, attribute, None if known is None else known[number])
+                set_plain_attribute(module, attribute, None if known is None else known[number])
         if isinstance(values, ShardedValues):
             values.put()
 

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from leanbayes.core import noise
 from leanbayes.core.counters import PeakMemory
+from leanbayes.core.heap import keep_freed_memory
 from leanbayes.core.network import call_with, evaluation_mode, map_rows, output_tensor, tensors_of
 from leanbayes.errors import LeanBayesError, RuleMismatchWarning
 from leanbayes.model.compiled_passes import is_compiled
@@ -39,37 +40,50 @@ def predict(
     compile: bool | None,
 ) -> Any:
     """Run the samples one after the other, each over the whole batch in as few passes as the memory allows."""
-    rows = _count_rows(x)
-    outputs, start = [], time.perf_counter()
+    rows, start = _count_rows(x), time.perf_counter()
+    if bnn.device.type == "cpu":
+        keep_freed_memory()
     with torch.no_grad(), bnn.using(rule or bnn.current_rule), evaluation_mode(bnn), _steady(bnn):
-        used, finite = bnn.current_rule, _are_clean(x, bnn.device)
+        clean = _are_clean(x, bnn.device)
         draws = passes_of(bnn, draws_of(bnn, samples, generator))
-        summarize = used.mean_rule is None and not keep_outputs
+        summarize = bnn.current_rule.mean_rule is None and not keep_outputs
         chunks = _Chunks(bnn, x, rows, draws[0], memory_budget, compile, summarize)
-        accumulator = bnn.likelihood.accumulator()
-        for draw in draws:
-            result = chunks.run(draw)
-            if isinstance(result, Moments) and used.mean_rule is not None:
-                with bnn.using(used.mean_rule):
-                    result = used.combined(result, chunks.run(draw), bnn.class_dim, bnn.moment_margin)
-            if isinstance(result, Moments):
-                loc, result = result.loc, summarized(bnn, result)
-                if keep_outputs:
-                    result = result._replace(prediction=replace(result.prediction, outputs=loc.unsqueeze(0)))
-            if isinstance(result, Summary):  # more passes would give the same
-                _check_finite(finite & result.finite, x)
-                bnn.compiled_passes.add_time(time.perf_counter() - start)
-                return result.prediction
-            finite = finite & is_finite(result)
-            for member in result.unflatten(0, (rows, bnn.members)).unbind(1) if draw.joint else [result]:
-                accumulator.update(member)
-                if keep_outputs:
-                    outputs.append(member)
-        _check_finite(finite, x)  # once, because it waits for the device
+        while True:
+            with bnn.posterior.trusting() as unchanged:
+                prediction, finite = _run(bnn, chunks, draws, rows, keep_outputs)
+            finite_now, *right = torch.stack([clean & finite, *unchanged]).tolist()  # once: it waits for the device
+            if all(right):
+                break
+            bnn.posterior.forget()  # its parameters were written to behind the back of autograd
+        _check_finite(finite_now, x, bnn.device)
         bnn.compiled_passes.add_time(time.perf_counter() - start)
-        return accumulator.finish(
-            bnn.summed_members if draws[0].joint else len(draws), torch.stack(outputs) if keep_outputs else None
-        )
+        return prediction
+
+
+def _run(
+    bnn: "BayesianModel", chunks: "_Chunks", draws: "list[Draw]", rows: int, keep_outputs: bool
+) -> tuple[Any, Tensor]:
+    """Return the prediction of all draws, and whether their outputs are finite, without waiting for the device."""
+    used, outputs, finite = bnn.current_rule, [], torch.ones((), dtype=torch.bool, device=bnn.device)
+    accumulator = bnn.likelihood.accumulator()
+    for draw in draws:
+        result = chunks.run(draw)
+        if isinstance(result, Moments) and used.mean_rule is not None:
+            with bnn.using(used.mean_rule):
+                result = used.combined(result, chunks.run(draw), bnn.class_dim, bnn.moment_margin)
+        if isinstance(result, Moments):
+            loc, result = result.loc, summarized(bnn, result)
+            if keep_outputs:
+                result = result._replace(prediction=replace(result.prediction, outputs=loc.unsqueeze(0)))
+        if isinstance(result, Summary):  # more passes would give the same
+            return result
+        finite = finite & is_finite(result)
+        for member in result.unflatten(0, (rows, bnn.members)).unbind(1) if draw.joint else [result]:
+            accumulator.update(member)
+            if keep_outputs:
+                outputs.append(member)
+    kept = torch.stack(outputs) if keep_outputs else None
+    return accumulator.finish(bnn.summed_members if draws[0].joint else len(draws), kept), finite
 
 
 def _count_rows(x: Any) -> int:
@@ -99,10 +113,10 @@ def _unclean() -> LeanBayesError:
     return LeanBayesError("The inputs contain NaN or infinity: clean them before predict().")
 
 
-def _check_finite(finite: Tensor, x: Any) -> None:
+def _check_finite(finite: bool, x: Any, device: torch.device) -> None:
     if finite:
         return
-    if not _are_clean(x, finite.device):
+    if not _are_clean(x, device):
         raise _unclean()
     if any(t.is_floating_point() and not t.isfinite().all() for t in tensors_of(x)):
         raise LeanBayesError("The outputs contain NaN or infinity, and so do the inputs: clean the inputs.")

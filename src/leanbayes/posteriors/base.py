@@ -150,10 +150,18 @@ class Posterior(nn.Module):
             return compute()
         return self._slot_moments.get(torch.is_inference_mode_enabled(), (*self.parameters(), *self.buffers()), compute)
 
+    def trusting(self) -> contextlib.AbstractContextManager[list[Tensor]]:
+        """Use cached moments inside a block without waiting for a GPU, see `Cached.trusting`."""
+        return self._slot_moments.trusting()
+
+    def forget(self) -> None:
+        """Drop cached moments."""
+        self._slot_moments.clear()
+
     def train(self, mode: bool = True) -> Self:
         """Set training or evaluation mode. In training mode nothing is cached."""
         if mode:
-            self._slot_moments.clear()
+            self.forget()
         return super().train(mode)
 
     def random_slots(self) -> Sequence[bool]:

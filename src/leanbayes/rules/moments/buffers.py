@@ -1,4 +1,6 @@
-"""Memory of results: where to reuse it, and where compiled code has to use it."""
+"""Memory and precision of results: where to reuse memory, where compiled code has to use it, where not to round."""
+
+import contextlib
 
 import torch
 from torch import Tensor
@@ -27,3 +29,11 @@ def stored(x: Tensor) -> Tensor:
     if 0 in x.stride():  # expanded from a small tensor
         return x
     return x.as_strided(x.shape, x.stride())
+
+
+def exact_products(like: Tensor) -> contextlib.AbstractContextManager[None]:
+    """Compute matrix products in a block in the precision of their factors, also under autocast."""
+    device = like.device.type
+    if not torch.compiler.is_compiling() and not torch.is_autocast_enabled(device):
+        return contextlib.nullcontext()  # to leave and enter autocast takes longer than a small product
+    return torch.autocast(device, enabled=False)

@@ -119,10 +119,6 @@ def _gelu_slope(m: Tensor, approximate: str = "none") -> Tensor:
     return 0.5 * (1 + t) + 0.5 * m * (1 - t * t) * outer * (1 + 3 * inner * m * m)
 
 
-def _gelu_moments(m: Tensor, v: Tensor, approximate: str = "none") -> Exact:
-    return gelu_moments(m, v) if approximate == "none" else quadrature(F.gelu, m, v, approximate=approximate)
-
-
 def _silu_slope(m: Tensor) -> Tensor:
     sigmoid = m.sigmoid()
     return sigmoid * (1 + m * (1 - sigmoid))
@@ -185,7 +181,7 @@ _elementwise(
 )
 _elementwise("celu", F.celu, lambda m, alpha=1.0: (m / alpha).clamp_max(0).exp(), settings="alpha inplace")
 _elementwise("selu", F.selu, _selu_slope, settings="inplace")
-_elementwise("gelu", F.gelu, _gelu_slope, _gelu_moments, "approximate")
+_elementwise("gelu", F.gelu, _gelu_slope, gelu_moments, "approximate")
 _elementwise("silu", F.silu, _silu_slope, settings="inplace")
 _elementwise("mish", F.mish, _mish_slope, settings="inplace")
 _elementwise("tanh", torch.tanh, lambda m: 1 - torch.tanh(m).square())

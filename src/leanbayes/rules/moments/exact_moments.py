@@ -28,6 +28,7 @@ class Exact(NamedTuple):
 
 Function = Callable[..., Tensor]
 Index = tuple[slice, ...]
+Memory = tuple[Tensor, Tensor]  # for the mean, or its excess, and for the variance
 
 # Gauss-Hermite with 7 nodes, for the density exp(-x²/2)/√(2π): the positive nodes and their weights. The node at 0
 # contributes nothing to sums of differences from f(m).
@@ -114,12 +115,16 @@ def in_pieces(
         return _with_mean_slope(exact(m, variance(()), **settings), positions)
     whole: tuple[Tensor, ...] = ()
     for piece in pieces:
-        part = _with_mean_slope(exact(m[piece], variance(piece), **settings), positions)
+        v = variance(piece)
         if not whole:  # not earlier, because the first variance may need memory
             sizes = [1 if dim in positions else size for dim, size in enumerate(m.shape)]
             whole = (torch.empty_like(m), m.new_empty(sizes) if positions else torch.empty_like(m), torch.empty_like(m))
-        for results, own in zip(whole, part[:3], strict=True):
-            results[piece] = own
+        own = tuple(results[piece] for results in whole)
+        given = {"into": (own[0], own[2])} if exact is gelu_moments else {}
+        part = _with_mean_slope(exact(m[piece], v, **settings, **given), positions)
+        for results, found in zip(own, part[:3], strict=True):
+            if found is not results:
+                results.copy_(found)
     return Exact(whole[0], whole[1], whole[2], part.is_mean)
 
 
@@ -188,42 +193,43 @@ def exp_moments(m: Tensor, v: Tensor) -> Exact:
     return Exact(center * torch.expm1(0.5 * v), slope, torch.where(v > 0, slope * slope * torch.expm1(v), v))
 
 
-def gelu_moments(m: Tensor, v: Tensor) -> Exact:
-    """Return the moments of xΦ(x). With s² = 1 + v and a = m/s, the mean is s·gelu(a) + vφ(a)/s.
+def gelu_moments(m: Tensor, v: Tensor, approximate: str = "none", into: Memory | None = None) -> Exact:
+    """Return the moments of xΦ(x). With r = 1/√(1 + v), a = r·m and g = gelu(a), the mean is r·(g + v·(g + φ(a))).
 
     The k-th derivative of the mean is the mean of the k-th derivative, so the variance is Σ_k v^k/k!·(∂^k mean)². With
-    u = v/s² and the Hermite polynomials He, the terms from k = 2 on are s²u^k/k!·φ(a)²(He_{k-2}(a) - He_k(a)/s²)². The
+    u = r²v and the Hermite polynomials He, the terms from k = 2 on are u^k/(k!·r²)·φ(a)²(He_{k-2}(a) - r²He_k(a))². The
     sum ends at k = 4: its error is 0.6 % of v at most, where that of 7 nodes of quadrature would be 5 %.
     """
-    s = v + 1
-    r = torch.rsqrt(s)
-    s = torch.mul(s, r, out=spent(s))
+    if approximate != "none":
+        return quadrature(F.gelu, m, v, approximate=approximate)
+    r = torch.rsqrt(v + 1)
     a = m * r
     mean = F.gelu(a)
     cdf = _cdf_by_gelu(a, mean)
     w = a * a
     density = torch.rsub(w, math.log(_PEAK), alpha=0.5)
     density = torch.exp(density, out=spent(density))
-    mean = torch.mul(mean, s, out=spent(mean))
-    r2 = torch.mul(r, r, out=spent(s))
-    mean = torch.addcmul(mean, torch.mul(r, v, out=spent(r)), density, out=spent(mean))
+    both = torch.add(mean, density, out=None if into is None else into[0])
+    mean = torch.addcmul(mean, v, both, out=spent(both))
+    mean = torch.mul(mean, r, out=spent(mean))
+    r2 = torch.mul(r, r, out=spent(r))
+    u = v * r2
     a = torch.mul(a, density, out=spent(a))
     slope = torch.addcmul(cdf, a, r2, out=spent(cdf))
-    # The name of a number k stands for He_{k-2} - He_k/s², for k = 3 without its factor a.
+    # The name of a number k stands for He_{k-2} - r²He_k, for k = 3 without its factor a.
     w = torch.clamp_max(w, _REACH**2, out=spent(w))  # farther away the density is 0
     two = torch.addcmul(r2, r2, w, value=-1, out=spent(a))
     two = torch.add(two, 1, out=spent(two))
-    three = torch.add(two, r2, alpha=2)
-    four = w - 6
+    three = torch.add(two, r2, alpha=2, out=spent(r2) if r2.shape == two.shape else None)
+    four = torch.sub(w, 6, out=None if into is None else into[1])
     four = torch.addcmul(three, two, four, out=spent(four))
     four = torch.add(four, 4, out=spent(four))
     two, three, four = (torch.mul(term, term, out=spent(term)) for term in (two, three, four))
-    u = torch.mul(v, r2, out=spent(r))
     three = torch.mul(three, w, out=spent(three))
     three = torch.addcmul(three, four, u, value=1 / 4, out=spent(three))
     two = torch.addcmul(two, three, u, value=1 / 3, out=spent(two))
     two = torch.mul(two, torch.mul(density, density, out=spent(density)), out=spent(two))
-    variance = torch.mul(slope, slope, out=spent(w))
+    variance = torch.mul(slope, slope, out=spent(four))
     variance = torch.addcmul(variance, two, u, value=1 / 2, out=spent(variance))
     return Exact(mean, slope, torch.mul(variance, v, out=spent(variance)), is_mean=True)
 

@@ -23,7 +23,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from leanbayes.rules.moments.buffers import spent
+from leanbayes.rules.moments.buffers import exact_products, spent
 from leanbayes.rules.moments.conversions import loc_of
 from leanbayes.rules.moments.registry import copied, mixed, name_of
 from leanbayes.rules.moments.shared_positions import InputStatistics, common_variance, count_inside, of_dim, root
@@ -87,7 +87,7 @@ class Layer:
         if self.groups == 1:
             x = x.flatten(-1 - self.window) if self.window else x
             y = F.linear(x, weight.flatten(1).T if self._inputs_first else weight.flatten(1)).to(self.dtype)
-            return y.reshape(*y.shape, *[1] * self.window)
+            return y.reshape(*y.shape, *[1] * self.window) if self.window else y
         outer = x.shape[: -1 - self.window]
         x = x.reshape(-1, *x.shape[-1 - self.window :])
         y = self.function(x, weight, groups=self.groups).to(self.dtype)
@@ -278,7 +278,7 @@ class Layer:
             # The compiler computes the values inside of this sum. A matrix product would need them in memory.
             factors = factors.reshape(-1, *[1] * self.window)
             return (values * factors).sum(self.form.channel_dim, keepdim=True)
-        with torch.autocast(values.device.type, enabled=False):
+        with exact_products(values):
             if not self.window:
                 return (values @ factors).unsqueeze(-1)
             sums = factors.reshape(1, -1) @ values.flatten(-self.window)
@@ -291,7 +291,8 @@ class Layer:
         std = root(variance)
         if common is None:
             return std * signs
-        fits = torch.broadcast_shapes(common.shape, variance.shape) == common.shape
+        sizes = zip(reversed(variance.shape), reversed(common.shape), strict=False)
+        fits = variance.dim() < common.dim() and all([own in (1, size) for own, size in sizes])
         return torch.addcmul(common, std, signs, out=spent(common) if fits else None)
 
     def _with_bias(self, loc: Tensor, variance: Variance | None, common: Tensor | None) -> Moments:

@@ -16,7 +16,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from leanbayes.rules.moments.buffers import spent
+from leanbayes.rules.moments.buffers import exact_products, spent
 from leanbayes.rules.moments.context import Pass
 from leanbayes.rules.moments.conversions import loc_of
 from leanbayes.rules.moments.registry import moment_rule, named, unsupported
@@ -162,19 +162,20 @@ def _normalized(
     if x.within.activations == "paper":  # equation 14: (γ/s)² v
         paper = x.like_total(loc, v * scale.square(), None if common is None else common * scale)
         return paper, torch.zeros_like(loc)
-    square = loc.square()
-    # Sums are factors of 1, x̂ and x̂².
-    tilted = torch.sub((square * v).sum(dims, keepdim=True) / size**2, v, alpha=2 / size)
-    own = torch.mul(square, tilted, out=spent(tilted))
-    own = torch.add(own, v, alpha=1 - 2 / size if centered else 1.0, out=spent(own))
-    if centered:
-        own = torch.addcmul(own, loc, (loc * v).sum(dims, keepdim=True), value=2 / size**2, out=spent(own))
-        own = torch.add(own, sum_v, alpha=1 / size**2, out=spent(own))
-    own = torch.clamp_min(own, 0, out=spent(own))
+    # The variance is a sum of terms with the factors 1, x̂ and x̂². Those of common noise have the same form.
+    tilted = loc * v
+    first = tilted.sum(dims, keepdim=True) * (2 / size**2) if centered else 0.0
+    second = (loc * tilted).sum(dims, keepdim=True) / size**2
+    own = torch.add(sum_v / size**2, v, alpha=1 - 2 / size) if centered else v
     if common is not None and lengths is not None:
-        common, energy = _turned(common, lengths, loc, square, scale, dims, x.within)
-        own = torch.add(own, energy, out=spent(own))
-    own = torch.mul(own, scale.square(), out=spent(own))
+        common, both, turns = _turned(common, loc, scale, dims, x.within)
+        tilted, second = torch.add(tilted, both, out=spent(both)), second + turns
+        own = torch.add(own, lengths, out=spent(own) if centered and own.shape == loc.shape else None)
+    inner = loc * second
+    inner = torch.sub(inner, tilted, alpha=2 / size, out=spent(inner))
+    inner = torch.add(inner, first, out=spent(inner))
+    own = torch.addcmul(own, loc, inner, out=spent(inner))
+    own = torch.mul(torch.clamp_min(own, 0, out=spent(own)), scale.square(), out=spent(own))
     return x.like_total(loc, own, common), center * (scale - without_noise.rsqrt())
 
 
@@ -188,35 +189,54 @@ def _per_example(x: Moments) -> Tensor | None:
     return x.common.expand(sizes)
 
 
-def _turned(
-    shift: Tensor, lengths: Tensor, loc: Tensor, square: Tensor, scale: Tensor, dims: list[int], within: Pass
-) -> tuple[Tensor, Tensor]:
-    """Return, for centered common noise, the mean over positions of d = (shift - x̂·q)/s, and s²·Σd².
+def _turned(shift: Tensor, loc: Tensor, scale: Tensor, dims: list[int], within: Pass) -> tuple[Tensor, Tensor, Tensor]:
+    """Return, for centered common noise, the mean over positions of d = (shift - x̂·q)/s, and two sums.
 
-    q is the mean of x̂·shift over `dims`, `lengths` the sum of shift² over the probes, and `square` x̂². All sums are
-    matrix products, and d itself is never stored.
+    q is the mean of x̂·shift over `dims`. The sums over the probes are Σ shift·q·D, with the number D of elements, and
+    Σ q², so that s²·Σ d² is Σ shift² - 2x̂·(first sum)/D + x̂²·(second sum). They are matrix products: d is never stored.
     """
-    names = "abcdefgh"[: loc.dim()]
-    outer = "".join(name for dim, name in enumerate(names) if dim not in dims)
     positions = [dim for dim in range(loc.dim()) if shift.shape[dim + 1] == 1 and loc.shape[dim] > 1]
-    kept = "".join(name for dim, name in enumerate(names) if dim not in positions)
     weights = within.weights(scale.shape, positions)
+    factors = scale if weights is None else scale * weights
+    with exact_products(loc):
+        tokens = loc.dim() > 2 and dims == [loc.dim() - 1] and positions == list(range(1, loc.dim() - 1))
+        both, turn, squares = (_token_sums if tokens else _sums)(shift, loc, factors, dims, positions)
     count = math.prod([loc.shape[dim] for dim in positions]) if weights is None else 1
     size = math.prod([loc.shape[dim] for dim in dims])
-    with torch.autocast(loc.device.type, enabled=False):
-        q = torch.einsum(f"z{names},{names}->z{outer}", shift, loc)
-        both = torch.einsum(f"z{names},z{outer}->{names}", shift, q)
-        turn = torch.einsum(f"{names},z{outer}->z{kept}", loc * (scale if weights is None else scale * weights), q)
-    for dim in positions:
-        turn = turn.unsqueeze(dim + 1)
     common = shift * (within.mean(scale, positions) if positions else scale)
     common = torch.sub(common, turn, alpha=1 / (count * size), out=spent(common))
-    turns = q.square().sum(0) / size**2
+    turns = squares / size**2
+    return common, both, turns
+
+
+def _sums(
+    shift: Tensor, loc: Tensor, factors: Tensor, dims: list[int], positions: list[int]
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Return the products of `_turned` with D·q: Σ_r shift·q, the sum of x̂·q·factors over positions, and Σ_r q²."""
+    names = "abcdefgh"[: loc.dim()]
+    outer = "".join(name for dim, name in enumerate(names) if dim not in dims)
+    kept = "".join(name for dim, name in enumerate(names) if dim not in positions)
+    q = torch.einsum(f"z{names},{names}->z{outer}", shift, loc)
+    both = torch.einsum(f"z{names},z{outer}->{names}", shift, q)
+    turn = torch.einsum(f"{names},z{outer}->z{kept}", loc * factors, q)
+    for dim in positions:
+        turn = turn.unsqueeze(dim + 1)
+    squares = q.square().sum(0)
     for dim in sorted(dims):
-        turns = turns.unsqueeze(dim)
-    energy = torch.addcmul(lengths, loc, both, value=-2 / size)
-    energy = torch.addcmul(energy, square, turns, out=spent(energy))
-    return common, torch.clamp_min(energy, 0, out=spent(energy))
+        squares = squares.unsqueeze(dim)
+    return both, turn, squares
+
+
+def _token_sums(
+    shift: Tensor, loc: Tensor, factors: Tensor, dims: list[int], positions: list[int]
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Return the same as `_sums` for (examples, tokens..., channels), with a third of its kernels."""
+    probes = shift.flatten(2, -2).squeeze(2).transpose(0, 1)  # (examples, probes, channels)
+    flat = loc.flatten(1, -2)
+    q = flat @ probes.mT
+    turn = (q * factors.flatten(1, -2)).mT @ flat
+    turn = turn.transpose(0, 1).reshape(shift.shape)
+    return (q @ probes).view(loc.shape), turn, q.square().sum(-1, keepdim=True).view(*loc.shape[:-1], 1)
 
 
 def _finished(
