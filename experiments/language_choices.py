@@ -7,14 +7,15 @@ settings of each method are chosen one after the other, each with those chosen b
 """
 
 import argparse
-import time
+import json
+from collections.abc import Callable
 from dataclasses import asdict, fields
 from pathlib import Path
 from typing import Any
 
 import torch
 from arguments import command_of, run_script
-from language_model import FEW, HELD_OUT, Curve, all_versions, base, batches, parts_of, the_example, training_of
+from language_model import HELD_OUT, Curve, all_versions, base, batches, parts_of, the_example, training_of
 
 import leanbayes as lb
 from leanbayes.training.record import machine, write_json
@@ -35,9 +36,8 @@ FOR_MINUTES = {  # of one core, if it has bf16
 # The first value of each is where the search begins.
 GRIDS: dict[str, dict[str, list[float]]] = {
     "plain": {"lr": [1e-3, 3e-3]},
-    "mean-field": {"lr": [1e-3, 3e-3], "prior_std": [0.1], "init_std": [0.01], "temperature": [1.0, 0.1]},
-    "mean-field, ivon": {"lr": [0.3], "hess_init": [0.05, 0.5], "temperature": [1.0, 0.1]},
-    "std search": {"tolerance": [0.01, 0.003]},
+    "mean-field": {"lr": [1e-3, 3e-3], "prior_std": [0.1], "temperature": [1.0, 0.1], "init_std": [0.01, 0.1]},
+    "mean-field, ivon": {"lr": [0.3], "hess_init": [0.5, 0.05], "temperature": [1.0, 0.1]},
 }
 
 
@@ -55,13 +55,11 @@ def main() -> None:
     parser.add_argument("--base", type=Path, help="file of the pretrained GPT, written if it is missing")
     parser.add_argument("--out", type=Path, required=True, help="JSON file to write")
     args = parser.parse_args()
-    started = time.perf_counter()
     torch.set_float32_matmul_precision("high")
     settings = example.Settings(**{field.name: getattr(args, field.name) for field in fields(example.Settings)})
     text = example.texts(settings.length)
     network, pretraining = base(example, settings, text, args.base)
     pages, held_out, _ = parts_of(text["prose"], settings)
-    search = Search(example, settings, network, pages, held_out)
     record: dict[str, Any] = {
         "command": command_of("language_choices", args, [], hidden=["base"]),
         "versions": all_versions(),
@@ -71,10 +69,17 @@ def main() -> None:
         "weights": sum(p.numel() for p in network.parameters()),
         "pretraining": pretraining,
     }
+
+    def store(search: Search) -> None:
+        found = {"chosen": search.chosen, "tried": search.tried, "curves": search.curves}
+        write_json(args.out, {**record, **found})
+
+    search = Search(example, settings, network, pages, held_out, store)
+    if args.out.exists():
+        search.resume(json.loads(args.out.read_text()))
     for name, grid in GRIDS.items():
         search.choose(name, grid)
-        found = {"chosen": search.chosen, "tried": search.tried, "curves": search.curves}
-        write_json(args.out, {**record, **found, "seconds": time.perf_counter() - started})  # so far
+    store(search)
 
 
 class Search:
@@ -86,15 +91,29 @@ class Search:
         network: The pretrained GPT.
         pages: The windows that an adapter sees.
         held_out: The windows that choose.
+        store: Writes what has been found so far.
     """
 
-    def __init__(self, example: Any, settings: Any, network: Any, pages: torch.Tensor, held_out: torch.Tensor) -> None:
-        self._example, self._settings, self._network = example, settings, network
+    def __init__(
+        self,
+        example: Any,
+        settings: Any,
+        network: Any,
+        pages: torch.Tensor,
+        held_out: torch.Tensor,
+        store: Callable[["Search"], None],
+    ) -> None:
+        self._example, self._settings, self._network, self._store = example, settings, network, store
         self._pages, self._held_out = pages, held_out
-        self._stopped: Any = None  # the plain adapter with the lowest NLL
         self.tried: list[dict[str, Any]] = []
         self.curves: list[dict[str, Any]] = []
         self.chosen: dict[str, dict[str, float]] = {}
+
+    def resume(self, record: dict[str, Any]) -> None:
+        """Take what an earlier process tried with the same network and text."""
+        if record["settings"] != asdict(self._settings) or record["windows"]["held out"] != len(self._held_out):
+            raise lb.LeanBayesError("The file has choices for other settings: give another --out, or delete it.")
+        self.tried, self.curves = record["tried"], record["curves"]
 
     def choose(self, name: str, grid: dict[str, list[float]]) -> None:
         """Choose the settings of a method one after the other."""
@@ -110,23 +129,22 @@ class Search:
 
     def nll(self, name: str, setting: dict[str, float]) -> float:
         """Return the held-out NLL of an adapter: of a plain one the lowest of its training, of others the last one."""
-        if name == "std search":
-            few = batches(self._held_out[:FEW])
-            bnn = lb.bayesianize(self._stopped, lb.StdSearch(**setting), data=few, select="lora_").eval()
+        same = (row["nll"] for row in self.tried if row == {"method": name, **setting, "nll": row["nll"]})
+        known: float | None = next(same, None)
+        if known is not None:
+            return known
+        training = training_of(self._example, name, setting)
+        curve = Curve(self._held_out)
+        after_step: Any = curve if name == "plain" else lambda step, bnn: None
+        bnn = self._example.adapted(self._network, training, self._pages, self._settings, 0, after_step)
+        if name == "plain":
+            self._add_curve(setting, curve, bnn)
+            nll = min(curve.nll)
         else:
-            training = training_of(self._example, name, setting)
-            curve = Curve(self._held_out, stop=name == "plain")
-            after_step: Any = curve if name == "plain" else lambda step, bnn: None
-            bnn = self._example.adapted(self._network, training, self._pages, self._settings, 0, after_step)
-            if name == "plain":
-                self._add_curve(setting, curve, bnn)
-                bnn = curve.restored(bnn)
-                before = [row["nll"] for row in self.tried]
-                self._stopped = bnn if not before or min(curve.nll) < min(before) else self._stopped
-        samples = 10 if bnn.method.bayesian_weights else 1
-        nll = lb.evaluate(bnn, batches(self._held_out), samples=samples, details=False)["nll"]
+            nll = lb.evaluate(bnn, batches(self._held_out), samples=10, details=False)["nll"]
         self.tried.append({"method": name, **setting, "nll": nll})
         print(self.tried[-1], flush=True)
+        self._store(self)
         return nll
 
     def _add_curve(self, setting: dict[str, float], curve: Curve, bnn: Any) -> None:

@@ -129,7 +129,7 @@ class Comparison:
                 bnn = lb.bayesianize(stopped, laplace, data=batches(self.parts["pages"]), select="lora_")
                 lb.choose_prior(bnn, few, samples=2)
             else:
-                search = lb.StdSearch(**chosen[name], seed=seed)
+                search = lb.StdSearch(seed=seed)
                 bnn = lb.bayesianize(stopped, search, data=few, select="lora_")
             self.score(name, bnn.eval(), until_stopped + busy_seconds() - start)
 
