@@ -67,8 +67,8 @@ class Training:
 
 TRAININGS = {
     "plain": Training(lb.Deterministic()),
-    "mean-field": Training(lb.MeanField(init_std=0.01)),
-    "mean-field, ivon": Training(lb.MeanField(engine="ivon"), lr=0.3, hess_init=0.05),
+    "mean-field": Training(lb.MeanField(init_std=0.1)),
+    "mean-field, ivon": Training(lb.MeanField(engine="ivon"), lr=1.0, hess_init=0.5),
 }
 
 

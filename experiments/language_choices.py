@@ -36,8 +36,8 @@ FOR_MINUTES = {  # of one core, if it has bf16
 # The first value of each is where the search begins.
 GRIDS: dict[str, dict[str, list[float]]] = {
     "plain": {"lr": [1e-3, 3e-3]},
-    "mean-field": {"lr": [1e-3, 3e-3], "prior_std": [0.1], "temperature": [1.0, 0.1], "init_std": [0.01, 0.1]},
-    "mean-field, ivon": {"lr": [0.3], "hess_init": [0.5, 0.05], "temperature": [1.0, 0.1]},
+    "mean-field": {"lr": [1e-3, 3e-3], "prior_std": [0.1], "temperature": [1.0, 0.1], "init_std": [0.01, 0.1, 0.3]},
+    "mean-field, ivon": {"hess_init": [0.5, 0.05], "lr": [0.3, 1.0, 3.0], "temperature": [1.0, 0.1]},
 }
 
 
