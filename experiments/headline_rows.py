@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from engine_rows import engines_record
 from stored import read
 
 import leanbayes as lb
@@ -42,9 +43,9 @@ class Group(NamedTuple):
         return self.rows[0]["method"]
 
     def values(self, key: str) -> list[float]:
-        """Return a metric of every row; an empty list if a row lacks it."""
+        """Return a metric of the rows that have it."""
         found = [row["metrics"].get(key) for row in self.rows]
-        return [] if None in found else found
+        return [value for value in found if value is not None]
 
     def mean(self, key: str) -> float:
         """Return the mean of a metric; nan if it is unknown."""
@@ -67,6 +68,7 @@ def read_all(folder: Path) -> list[Row]:
     if records:
         paths = sorted(path for pattern in COMPARISONS for path in folder.parent.glob(pattern))
         records += [of_comparison(read(path)) for path in paths]
+        records += filter(None, [engines_record(folder.parent, TASK)])
     files = [row for path in sorted((folder.parent / "sharing").glob("paper*.json")) for row in read(path)["results"]]
     return [with_files(record, files) for record in records]
 

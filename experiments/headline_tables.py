@@ -34,16 +34,18 @@ MODES = ("cudagraphs", "compiled", "eager")  # of the benchmarks, fastest first
 KINDS = {"MeanField": "", "VDP": "", "SSVI": ", sparse", "PBN": ", partial", "WeightSharing": ", shared",
          "MCDropout": ", dropout"}  # fmt: skip
 SHORT = ("Deterministic", "Deterministic, temperature", "MC dropout, 30 samples", "Ensemble (5)",
-         "MeanField, 30 samples", "MeanField, 30 samples, temperature",
+         "MeanField by ivon (60 epochs), 30 samples", "MeanField by ivon (60 epochs), 30 samples, temperature",
+         "MeanField by ivon (140 epochs), 30 samples", "MeanField, 30 samples", "MeanField, 30 samples, temperature",
          "MeanField, one pass, by labels", "PBN 5 %, 30 samples", "PBN 5 %, 30 samples, temperature",
          "PBN 5 %, one pass, by labels",
          "VDP++, one pass, by labels", "SSVI 95 % (200 epochs on 99%), 30 samples",
          "SSVI 95 % (200 epochs on 99%), 30 samples, temperature",
          "SSVI 95 % (200 epochs on 99%), one pass, by labels",
+         "SSVI 95 % by ivon (60 epochs), 30 samples", "SSVI 95 % by ivon (200 epochs), 30 samples",
          "2DGBNN 6000 (60 + 40 epochs), one pass, by labels", "composition (500 held out), 30 samples",
          "composition (500 held out), 30 samples, temperature",
          "composition (500 held out), one pass", "composition, for one pass, by labels")  # fmt: skip
-SUMMARY = {"plain network": "Deterministic", "Bayesian, 30 samples": "MeanField, 30 samples",
+SUMMARY = {"plain network": "Deterministic", "Bayesian, 30 samples": "MeanField by ivon (60 epochs), 30 samples",
            "Bayesian, compressed, one pass": "composition (500 held out), one pass"}  # fmt: skip
 SHORT_COLUMNS = {"accuracy": ("accuracy", "{:.2%}"), "nll": ("NLL", "{:.3f}"), "ece": ("ECE", "{:.3f}"),
                  "corruptions:nll": ("NLL, corrupted", "{:.2f}"), "ood:svhn": ("AUROC, SVHN", "{:.2%}")}  # fmt: skip
@@ -62,7 +64,9 @@ NOTES = (
     "number next to it: Tables 3 (2DGBNN) and 9 (plain) of Lin et al. 2025, and Tables 1 (dense) and 2 of Li et al. "
     "2024, whose ECE is defined differently; the papers on PBN and VDP++ print none. The two factors of one pass were "
     "fitted on held-out images to the probabilities of Monte Carlo samples, except for VDP++, which is trained by one "
-    "pass; or, “by labels”, to the labels, as the temperature was. Files and SSVI for 200 epochs use today's prior on "
+    "pass; or, “by labels”, to the labels, as the temperature was. Rows “by ivon” are those of "
+    "[engines.md](engines.md#measured), at temperature 1; the others are trained by backprop. Their AUROC is of the "
+    "seed whose model was saved, with 10,000 images of SVHN. Files and SSVI for 200 epochs use today's prior on "
     "the factors, the other rows do not ([what it changes](one_pass.md#measured)). The compositions are files of SSVI "
     "for 200 epochs at 0.2 nats per bit, then trained for 10 epochs with fixed σ, or, “for one pass”, for 30 epochs "
     "with trained σ. These settings were tried on seed 1, with its test scores in view, and reused for seed 2, with "
@@ -121,6 +125,8 @@ class Times:
             if record["network"] == "resnet-18":
                 ratios = record.get("ratios") or {"mean-field": record["ratio"]}
                 self.training |= {variant_of(config.encode(parse_method(name))): of for name, of in ratios.items()}
+        engines = read(folder / "engines-resnet-18.json").get("rows", {})
+        self.training |= {"sample, ivon": engines["ivon"]["ratio"]} if engines else {}
         tables = [one for path in sorted(folder.glob("one-pass-*.json")) for one in tables_of(read(path))]
         if tables:  # use one run, the one with the most variants: variants of two runs did not take turns
             self.mode, self.batch, rows = max(tables, key=lambda one: (len(one[2]), -MODES.index(one[0])))
@@ -144,6 +150,8 @@ class Times:
 
 def variant_of(method: Row) -> str:
     """Name a method as the benchmark of training steps does."""
+    if method.get("engine") == "ivon":
+        return f"{variant_of({**method, 'engine': 'backprop'})}, ivon"
     match method["type"]:
         case "Deterministic" | "Ensemble":
             return "deterministic"
@@ -194,13 +202,14 @@ def table(task: tuple[str, str], records: Sequence[Row], groups: Sequence[Group]
     lines.append(f"{where}, torch {records[0]['versions']['torch']}, {records[0]['examples']} test examples. {notes}\n")
     lines += header(titles)
     for group in groups:
-        paper = PAPERS.get(group.name, {}) if task == TASK and not group.way.endswith("temperature") else {}
+        in_papers = task == TASK and not group.way.endswith("temperature")
+        paper = PAPERS.get(group.name.removesuffix(" by ivon"), {}) if in_papers else {}
         cells = [text for key in SCORES for text in with_paper(group, key, paper.get(key))]
         cells += [of_seeds(group, key, form) for key, (_, form) in middle.items()]
         training = times.of_training(group.method) if group.epochs else math.nan
         milliseconds, _ = times.one_pass(group)
         cells += [
-            f"{group.megabytes:.2f}",
+            known(group.megabytes, ".2f"),
             known(training, ".2f"),
             " + ".join(map(str, group.epochs)),
             *training_data(group.rows[0]),
@@ -227,7 +236,8 @@ def short_table(folder: Path, benchmarks: Path) -> Iterator[str]:
 def short_line(group: Group, times: Times) -> str:
     """Format one line of the short table."""
     cells = [of_seeds(group, key, form) for key, (_, form) in SHORT_COLUMNS.items()]
-    cells += [f"{group.megabytes:.2f}", " + ".join(map(str, group.epochs)), known(times.one_pass(group)[0], ".0f")]
+    epochs = " + ".join(map(str, group.epochs))
+    cells += [known(group.megabytes, ".2f"), epochs, known(times.one_pass(group)[0], ".0f")]
     cells.append(str(len(group.rows)))
     return f"| {group.label} | {' | '.join(cells)} |"
 
@@ -238,7 +248,7 @@ def summary_table(folder: Path, benchmarks: Path) -> Iterator[str]:
     shown = {title: known_groups[label] for title, label in SUMMARY.items() if label in known_groups}
     if len(shown) < len(SUMMARY):
         return
-    seeds = (f"{len(group.rows)} seed{'s' if len(group.rows) > 1 else ''}" for group in shown.values())
+    seeds = (count_of(len(group.rows)) for group in shown.values())
     lines = header([f"{title} ({count})" for title, count in zip(shown, seeds, strict=True)])
     for title, key, form in (
         ("spots unknown inputs (AUROC, 50 % is chance)", "ood:svhn", "{:.1%}"),
@@ -286,7 +296,13 @@ def of_seeds(group: Group, key: str, form: str, best: bool = False) -> str:
     values = group.values(key)
     if not values:
         return ""
-    return cell(asdict(summarize(values if len(values) > 2 else [group.mean(key)])), form, best)
+    text = cell(asdict(summarize(values if len(values) > 2 else [group.mean(key)])), form, best)
+    return text if len(values) == len(group.rows) else f"{text} ({count_of(len(values))})"
+
+
+def count_of(seeds: int) -> str:
+    """Format a number of seeds."""
+    return f"{seeds} seed{'s' if seeds > 1 else ''}"
 
 
 def cell(summary: Row, form: str, best: bool) -> str:

@@ -22,7 +22,7 @@ from leanbayes.training import read_record
 ROOT = Path(__file__).parents[1]
 # What docs/guide/tune.md says: temperature and learning rate. None is that of the optimizer.
 EXPECTED: dict[tuple[str, str], tuple[float, float | None]] = {
-    ("backprop", "classes"): (0.01, None),
+    ("backprop", "classes"): (0.003, None),
     ("backprop", "regression"): (0.1, None),
     ("ivon", "classes"): (1.0, 1.0),
     ("ivon", "regression"): (1.0, 0.1),
@@ -213,7 +213,7 @@ def test_the_pages() -> None:
     rows = re.findall(r"^\| `(\w+)` \| (\w+).*? \| ([\d.]+) \| (.*?) \|$", text, re.MULTILINE)
     found = {(e, t): (float(hot), None if lr == "of the optimizer" else float(lr)) for e, t, hot, lr in rows}
     assert found == EXPECTED
-    for words in ("1 for", "0.01 for classes", "0.1 for a regression"):
+    for words in ("1 for", "0.003 for classes", "0.1 for a regression"):
         assert words in " ".join((lb.elbo_loss.__doc__ or "").split())
         assert words in " ".join((lb.Recipe.__doc__ or "").split())
     readme = (ROOT / "README.md").read_text()

@@ -199,7 +199,7 @@ def test_presets_follow_the_data_set_or_its_kind_of_task(tmp_path: Path) -> None
     (tmp_path / "scenes" / "trainannot").mkdir(parents=True)
     (tmp_path / "pets" / "train").mkdir(parents=True)
     assert preset("digits")["model"] == "small-cnn"
-    assert preset("Fashion_MNIST") == preset("mnist") == {"model": "lenet-5", "epochs": 20, "temperature": 0.01}
+    assert preset("Fashion_MNIST") == preset("mnist") == {"model": "lenet-5", "epochs": 20, "temperature": 0.003}
     assert preset("CIFAR-10") == preset("svhn")
     assert preset("toy") == preset("uci:yacht") == preset("a.csv")
     assert preset("toy")["model"] == "mlp"
@@ -207,7 +207,7 @@ def test_presets_follow_the_data_set_or_its_kind_of_task(tmp_path: Path) -> None
     assert preset(tmp_path / "scenes")["model"] == "unet"
     for name in (*NAMES, str(tmp_path / "pets"), str(tmp_path / "scenes")):
         regression = task_of(name) == "regression"
-        assert preset(name)["temperature"] == (0.1 if regression else 0.01)
+        assert preset(name)["temperature"] == (0.1 if regression else 0.003)
         by_ivon = preset(name, method=lb.MeanField(engine="ivon"))
         assert (by_ivon["temperature"], by_ivon["lr"]) == (1, 0.1 if regression else 1)
         assert not {"engine", "optimizer"} & by_ivon.keys()

@@ -307,7 +307,7 @@ def test_table_has_papers_seeds_and_costs(results: Path, tmp_path: Path, monkeyp
     assert (seeds["accuracy"], seeds["accuracy, paper"], seeds["NLL, paper"]) == ("**94.00%**", "93.74%", "0.2180")
     assert (seeds["training × plain"], seeds["epochs"], seeds["ECE, paper"]) == ("1.01", "1", "")
     assert rows["SSVI 95 % (200 epochs), 3 samples"]["seeds"] == "1"
-    assert (seeds["of the images"], seeds["temperature"]) == ("90%", "0.01")
+    assert (seeds["of the images"], seeds["temperature"]) == ("90%", "0.003")
     assert "**" not in rows["Deterministic"]["accuracy"]  # an epoch of digits is worse than the paper
     assert rows["Deterministic"]["ms"] == "4.0"  # of 1000 images, of the run with the most variants
     assert rows["Ensemble (2)"]["training × plain"] == "2.00"

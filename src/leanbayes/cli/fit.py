@@ -15,23 +15,27 @@ from leanbayes.cli.runs import MODEL, TrainedRun, default_folder, method_name, p
 from leanbayes.core.json_values import json_text
 from leanbayes.deploy.loading import load
 from leanbayes.errors import LeanBayesError
-from leanbayes.methods import METHODS, get_method
+from leanbayes.methods import BASELINES, METHODS, get_method
 from leanbayes.model.method import Method
 from leanbayes.training import Recipe, read_record
 
 
 def _help() -> str:
-    methods = "\n".join(
-        textwrap.fill(
+    lines = {
+        name: textwrap.fill(
             summary(method), 80, initial_indent=f"  {name:<15} ", subsequent_indent=" " * 18, break_on_hyphens=False
         )
         for name, method in METHODS.items()
-    )
+    }
+    methods = "\n".join(line for name, line in lines.items() if name not in BASELINES)
+    baselines = "\n".join(lines[name] for name in BASELINES)
     return f"""usage: leanbayes fit METHOD [options]
        leanbayes fit --config FILE.yaml     (with the method in the file)
 
 Train a network. METHOD is one of
 {methods}
+or a baseline:
+{baselines}
 
 The options depend on the method: leanbayes fit METHOD --help lists them.
 """

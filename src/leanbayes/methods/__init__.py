@@ -31,6 +31,7 @@ from leanbayes.model.method import METHODS
 __all__ = [
     "ABNN",
     "AEB",
+    "BASELINES",
     "LPBNN",
     "METHODS",
     "MIMO",
@@ -59,3 +60,11 @@ __all__ = [
     "get_method",
     "parse_method",
 ]
+
+# Lists show the methods of this library first, then the plain network, then the other baselines by name.
+BASELINES = sorted(
+    (name for name, method in METHODS.items() if ".baselines." in type(method).__module__),
+    key=lambda name: (name != "deterministic", name),
+)
+for _name in BASELINES:
+    METHODS[_name] = METHODS.pop(_name)

@@ -52,7 +52,7 @@ def elbo_loss(
             `lb.PBN(kl="mean")` has it, is not divided: the temperature is then its weight relative to the mean NLL.
         likelihood: Another likelihood for this loss than the model's own. It may not have parameters.
         temperature: The weight of the KL; 1 is the ELBO. None means the default of the model's engine, as in `lb.fit`
-            and on the command line: 1 for "ivon"; for "backprop" 0.01 for classes and 0.1 for a regression, because
+            and on the command line: 1 for "ivon"; for "backprop" 0.003 for classes and 0.1 for a regression, because
             networks with more weights than examples are far too uncertain at 1. A tensor may change without
             recompilation.
         samples: The number of Monte Carlo samples to average. Under the rule "moments", which has no noise in the

@@ -53,7 +53,7 @@ class Recipe:
         cycles: number of cosines, one after the other.
         temperature: weight of the KL, or auto to train with 1, 0.1, 0.01 and 0.001 and keep the model with the best
             held-out likelihood, at four times the cost. 1 is the plain ELBO, which targets the Bayesian posterior. None
-            means 1 for the engine ivon, and for backprop 0.01 for classes and 0.1 for a regression.
+            means 1 for the engine ivon, and for backprop 0.003 for classes and 0.1 for a regression.
         temperature_warmup: share of the steps in which the temperature rises linearly from 0. Under the engine ivon the
             temperature is constant.
         temperature_end: temperature of the last step, reached linearly after the warmup. None means that it stays.

@@ -98,7 +98,7 @@ class BayesianRegressor(RegressorMixin, _Estimator):
         batch_size: Number of examples per step.
         lr: Learning rate. None means 0.01, and 0.1 for the engine ivon.
         temperature: Weight of the KL. 1 is the Bayesian posterior, which is too wide for networks with more weights
-            than examples. None means the default of `lb.fit`: 0.1 for a regression and 0.01 for classes, and 1 for the
+            than examples. None means the default of `lb.fit`: 0.1 for a regression and 0.003 for classes, and 1 for the
             engine ivon.
         samples: Monte Carlo samples of a prediction.
         random_state: The seed of initial weights, order and noise. None means another one in each call of `fit`.
@@ -161,7 +161,7 @@ class BayesianClassifier(ClassifierMixin, _Estimator):
         batch_size: Number of examples per step.
         lr: Learning rate. None means 0.01, and 0.1 for the engine ivon.
         temperature: Weight of the KL. 1 is the Bayesian posterior, which is too wide for networks with more weights
-            than examples. None means the default of `lb.fit`: 0.1 for a regression and 0.01 for classes, and 1 for the
+            than examples. None means the default of `lb.fit`: 0.1 for a regression and 0.003 for classes, and 1 for the
             engine ivon.
         samples: Monte Carlo samples of a prediction.
         random_state: The seed of initial weights, order and noise. None means another one in each call of `fit`.
