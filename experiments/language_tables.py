@@ -4,26 +4,34 @@ import statistics
 from typing import Any
 
 COLUMNS = {
+    "accuracy": ("accuracy", "{:.1%}"),
     "nll": ("NLL", "{:.4f}"),
     "ece": ("ECE", "{:.4f}"),
+    "nll_scaled": ("NLL with temperature", "{:.4f}"),
     "auroc_nll": ("AUROC by NLL", "{:.1%}"),
     "auroc_entropy": ("by entropy", "{:.1%}"),
     "auroc_mutual_information": ("by mutual information", "{:.1%}"),
-    "milliseconds": ("ms", "{:.1f}"),
+    "milliseconds": ("ms", "{:.0f}"),
 }
+FILES = {"plain": "plain", "mean-field 10 samples": "Bayesian"}
 
 
 def language_table(record: dict[str, Any]) -> str:
     """Format the scores of adapters as means over seeds, with the time of a prediction."""
-    settings, seeds = record["settings"], record["seeds"]
+    settings, seeds, windows = record["settings"], record["seeds"], record["windows"]
     where = ", ".join(record["machine"]["gpus"]) or f"{record['machine']['processor']}, CPU"
     compiled = record.get("compiled", {})
     names = [name for name, _ in COLUMNS.values()] + ["ms, compiled"] * bool(compiled)
+    known, other = (record["pretraining"]["nll"][name] for name in ("code", "prose"))
+    kilobytes = [f"{seeds[0][row]['bytes'] / 1e3:.0f} kB ({kind})" for row, kind in FILES.items()]
     lines = [
-        f"Adapters of a GPT with {record['weights'] / 1e6:.1f} million weights, trained on {settings['pages']} windows "
-        f"of {settings['length']} bytes; means over {len(seeds)} seed{'s' * (len(seeds) > 1)}. NLL and ECE are per "
-        f"byte of {settings['test']} other windows. AUROC tells these from {settings['unknown']} windows of C++. Times "
-        f"are those of 16 windows. The file of an adapter has {record['adapter_bytes'] / 1e6:.2f} MB. "
+        f"A GPT with {record['weights'] / 1e6:.2f} million weights, which has NLL {known:.2f} on other code and "
+        f"{other:.2f} on prose, gets adapters of rank {settings['rank']} for prose: {settings['adapting']} steps on "
+        f"{windows['pages']} windows of {settings['length']} bytes. Means over {len(seeds)} "
+        f"seed{'s' * (len(seeds) > 1)}; NLL and ECE are per byte of {windows['test']} other windows. The NLL with "
+        f"a temperature has the one that fits {windows['held out']} held-out windows. AUROC tells the test windows "
+        f"from {windows['unknown']} windows of C++. ms is the time of a prediction of 16 windows"
+        f"{'' if record['machine']['gpus'] else ', of one core'}. Files: {', '.join(kilobytes)}. "
         f"`{record['command']}` ({where}, torch {record['versions']['torch']})\n",
         f"| adapter | {' | '.join(names)} |",
         "|---|" + "---:|" * len(names),

@@ -62,6 +62,14 @@ def test_wide_tables_are_behind_a_summary(page: str) -> None:
     assert max(widths, default=0) <= 10
 
 
+def test_the_planned_state_is_the_measured_one() -> None:
+    table = (ROOT / "docs" / "guide" / "large_models.md").read_text().partition("<!-- measured: plan -->")[2]
+    rows = [[cell.strip() for cell in line.split("|")[1:-1]] for line in table.splitlines() if line.startswith("| ")]
+    pairs = [(float(row[3].rstrip(" B")), float(row[4].rstrip(" B"))) for row in rows[1:] if row[4]]
+    assert len(pairs) >= 10
+    assert all(abs(planned - found) <= 0.02 for planned, found in pairs)
+
+
 MEASURED = re.compile(r"<!-- measured.*?-->(.*?)<!-- /measured -->", re.DOTALL)
 SETTINGS = {"docs/training.md": {"0.999"}}  # numbers in the text of a page that nobody measured
 

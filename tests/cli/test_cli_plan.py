@@ -2,6 +2,7 @@
 
 import json
 
+import pytest
 from cli_cases import Cli
 
 IMAGES = ("--shape", 1, 28, 28, "--outputs", 10)
@@ -47,3 +48,27 @@ def test_the_table_has_a_line_for_each_number_of_processes(cli: Cli) -> None:
 def test_wrong_numbers_of_processes(cli: Cli) -> None:
     output = cli("plan", "lenet-300-100", "--processes", 0, code=2)
     assert "at least 1" in output.err
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("--share", 0.3), "--share is for --method ssvi or pbn"),
+        (("--method", "ssvi", "--share", 0), "--share 0 must be a fraction above 0"),
+        (("--method", "pbn", "--share", 1.5), "--share 1.5 must be a fraction above 0"),
+    ],
+)
+def test_a_share_that_means_nothing_is_refused(cli: Cli, words: tuple[str | float, ...], said: str) -> None:
+    assert said in cli("plan", "lenet-300-100", *IMAGES, *words, code=2).err
+
+
+def test_the_share_is_that_of_the_gaussian_weights(cli: Cli) -> None:
+    words = ("plan", "lenet-300-100", *IMAGES, "--method", "pbn", "--processes", 1, "--json")
+    found = [json.loads(cli(*words, *share).out)[0]["gaussian"] for share in ((), ("--share", 0.05), ("--share", 0.5))]
+    assert found[0] == found[1] == pytest.approx(found[2] / 10, abs=2)
+
+
+def test_small_sizes_are_not_shown_as_zero(cli: Cli) -> None:
+    line = cli("plan", "mlp", *IMAGES, "--processes", 64).out.splitlines()[-1]
+    assert " kB " in line
+    assert "0.0 MB" not in line

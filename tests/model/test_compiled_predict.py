@@ -132,6 +132,47 @@ def test_outputs_that_are_kept_are_those_of_the_network() -> None:
     _same(first, second)
 
 
+class Halves(nn.Module):
+    """Rotates pairs of features, with the function that joins them."""
+
+    def __init__(self, join: Callable[..., Tensor]) -> None:
+        super().__init__()
+        self.linear, self.join = nn.Linear(6, 8), join
+
+    def forward(self, x: Tensor) -> Tensor:
+        first, second = self.linear(x).chunk(2, -1)
+        return self.join((-second, first), dim=-1).flatten(1)
+
+
+@pytest.mark.parametrize("join", [torch.cat, torch.concat, torch.stack], ids=["cat", "concat", "stack"])
+def test_tuples_of_values_are_joined(join: Any, compilations: list[Any]) -> None:
+    torch.manual_seed(0)
+    bnn = lb.bayesianize(Halves(join), lb.MeanField(init_std=0.5)).eval()
+    x = torch.randn(5, 6, generator=torch.Generator().manual_seed(0))
+    first, second = (bnn.predict(x, rule="moments", compile=compile) for compile in (True, False))
+    _same(first, second)
+    assert second.mutual_information.min() > 0
+    assert len(compilations) == 1
+
+
+@pytest.mark.parametrize("rule", ["moments", "sample"])
+def test_a_language_model_with_rotary_positions(rule: str, compilations: list[Any]) -> None:
+    transformers = pytest.importorskip("transformers")
+    torch.manual_seed(0)
+    config = transformers.LlamaConfig(
+        vocab_size=20, hidden_size=16, num_hidden_layers=2, num_attention_heads=2, num_key_value_heads=1,
+        intermediate_size=24, max_position_embeddings=16, initializer_range=0.2,
+    )  # fmt: skip
+    bnn = lb.bayesianize(transformers.LlamaForCausalLM(config).eval(), lb.MeanField(init_std=0.1), seed=0).eval()
+    ids = torch.randint(20, (3, 6), generator=torch.Generator().manual_seed(0))
+    first, second = (
+        bnn.predict({"input_ids": ids}, 2, rule=rule, compile=compile, generator=torch.Generator().manual_seed(1))
+        for compile in (True, False)
+    )
+    _same(first, second)
+    assert len(compilations) == 1
+
+
 def test_changes_of_factors_and_corrections_are_seen() -> None:
     bnn, x = _model(), _images(4)
     bnn.predict(x, rule="moments", compile=True)

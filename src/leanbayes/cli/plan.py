@@ -29,7 +29,7 @@ class PlanOptions:
     Attributes:
         model: name of the network, such as resnet-50 or timm:vit_huge_patch14_224.
         method: how the weights become Bayesian.
-        share: fraction of the weights that ssvi keeps, or that pbn makes Bayesian.
+        share: fraction of the weights that ssvi keeps, or that pbn makes Bayesian; 0.05 if it is not given.
         engine: backprop with AdamW, or ivon.
         processes: numbers of GPUs that share one copy of the model.
         shape: channels, height and width of an image.
@@ -40,7 +40,7 @@ class PlanOptions:
 
     model: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="MODEL")]
     method: Literal["mean-field", "ssvi", "pbn"] = "mean-field"
-    share: float = 0.05
+    share: float | None = None
     engine: Literal["backprop", "ivon"] = "backprop"
     processes: tuple[int, ...] = (1, 8, 64)
     shape: tuple[int, int, int] = (3, 224, 224)
@@ -54,15 +54,20 @@ def command(words: list[str]) -> Callable[[], None]:
     options = parse(PlanOptions, words, "plan")
     if min(options.processes, default=0) < 1:
         raise LeanBayesError("--processes must be whole numbers of at least 1.")
+    if options.share is not None and options.method == "mean-field":
+        raise LeanBayesError("--share is for --method ssvi or pbn: with mean-field, all weights are Gaussian.")
+    if options.share is not None and not 0 < options.share <= 1:
+        raise LeanBayesError(f"--share {options.share:g} must be a fraction above 0 and at most 1.")
     method = _method(options)
     return lambda: _plan(options, method)
 
 
 def _method(options: PlanOptions) -> Method:
+    share = 0.05 if options.share is None else options.share
     if options.method == "ssvi":
-        return SSVI(options.share, engine=options.engine)
+        return SSVI(share, engine=options.engine)
     if options.method == "pbn":
-        return PBN(options.share, engine=options.engine)
+        return PBN(share, engine=options.engine)
     return MeanField(engine=options.engine)
 
 
@@ -85,4 +90,10 @@ def _plan(options: PlanOptions, method: Method) -> None:
 
 def _columns(plan: ShardPlan) -> list[str]:
     sizes = (plan.parameters, plan.gradients, plan.optimizer, plan.gathered, plan.memory, plan.exchanged)
-    return [f"{size / 1e9:.2f} GB" if size >= 1e8 else f"{size / 1e6:.1f} MB" for size in sizes]
+    return [_text(size) for size in sizes]
+
+
+def _text(size: int) -> str:
+    if size >= 1e8:
+        return f"{size / 1e9:.2f} GB"
+    return f"{size / 1e6:.1f} MB" if size >= 1e5 or not size else f"{size / 1e3:.1f} kB"

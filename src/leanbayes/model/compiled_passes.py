@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
+from torch.overrides import TorchFunctionMode
 
 from leanbayes.core.network import call_with, map_rows, output_tensor, tensors_of
 from leanbayes.errors import LeanBayesError
@@ -43,6 +44,7 @@ _TIMES = 4.0  # how many times the rounding errors of an eager pass two passes i
 # pass: by default the compiler stores all results of more than 30 operations, or of more than 4 tensors (8 if they are
 # used only once: a ReLU behind a batch norm has 10, of which all but one are small).
 _OPTIONS = {"realize_opcount_threshold": 1000, "realize_reads_threshold": 32, "realize_acc_reads_threshold": 32}
+_JOINING = (torch.cat, torch.concat, torch.concatenate, torch.stack)
 _Kind = tuple[Any, ...]
 
 
@@ -205,13 +207,26 @@ def _one_pass(bnn: "BayesianModel", draw: "Draw | None", x: Any, summarize: bool
 
 def _parts_of_pass(bnn: "BayesianModel", draw: "Draw | None", x: Any, summarize: bool) -> Any:
     """Run a pass and return tensors, because compiled code cannot return `Moments`."""
-    output = _one_pass(bnn, draw, x, False)
+    with _ListsForTuples():
+        output = _one_pass(bnn, draw, x, False)
     if not isinstance(output, Moments):
         return output
     output = output.plain()
     if summarize and bnn.likelihood.compiles(output):
         return summarized(bnn, output)
     return output.loc, output.variance, output.common
+
+
+class _ListsForTuples(TorchFunctionMode):
+    """Let torch.cat((x, y)) dispatch on `Moments`, as rotary position embeddings call it.
+
+    The compiler looks for them in a list, torch.cat([x, y]), but not in a tuple.
+    """
+
+    def __torch_function__(self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None) -> Any:
+        if func in _JOINING and args and isinstance(args[0], tuple):
+            args = (list(args[0]), *args[1:])
+        return func(*args, **(kwargs or {}))
 
 
 def _result(bnn: "BayesianModel", parts: Any, copy: bool, summarize: bool) -> Any:

@@ -1,7 +1,4 @@
-"""Broadcasting and concatenation of Moments.
-
-torch.compile dispatches on Moments in a list, torch.cat([x, y]), but not in a tuple, torch.cat((x, y)).
-"""
+"""Broadcasting and concatenation of Moments."""
 
 from collections.abc import Sequence
 from typing import Any
