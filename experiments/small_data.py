@@ -1,6 +1,6 @@
 """Train on few examples by both engines: where temperature 1 could drown the likelihood.
 
-python experiments/small_data.py --root DATA --out experiments/results/engines/small-data.json
+python experiments/small_data.py --digits 100 300 1078 --out experiments/results/engines/small-digits.json
 
 A small CNN on 100, 300 and all training digits, and an MLP on UCI tables. Each row is the mean over seeds, which choose
 the examples, the initial weights and the noise. Rows: the plain network, mean-field by Bayes by Backprop with the
@@ -41,21 +41,21 @@ ROWS = {
     "pbn by ivon": Row(lb.PBN(engine="ivon")),
     "ssvi 10 % by ivon": Row(lb.SSVI(0.1, engine="ivon")),
 }
-DIGITS = (100, 300, 1078)
-TABLES = ("boston", "concrete", "energy", "wine")
 
 
 def main() -> None:
     """Train, score and write."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "", allow_abbrev=False)
-    parser.add_argument("--digits", type=int, nargs="*", default=list(DIGITS), help="numbers of training digits")
-    parser.add_argument("--tables", nargs="*", default=list(TABLES), help="UCI tables")
+    parser.add_argument("--digits", type=int, nargs="*", default=[], help="numbers of training digits, such as 100 300")
+    parser.add_argument("--tables", nargs="*", default=[], help="UCI tables, such as boston energy")
     parser.add_argument("--rows", nargs="+", choices=ROWS, default=list(ROWS))
     parser.add_argument("--epochs", type=int, default=100)
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--root", type=Path, help="folder with the data sets")
     parser.add_argument("--out", type=Path, required=True, help="JSON file to write")
     args = parser.parse_args()
+    if not args.digits and not args.tables:
+        parser.error("name some --digits or --tables")
     results = []
     cases = [*(("digits", count) for count in args.digits), *((name, None) for name in args.tables)]
     for name, count in cases:
