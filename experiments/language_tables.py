@@ -1,4 +1,4 @@
-"""The table of docs/guide/language_models.md."""
+"""The tables of docs/guide/language_models.md."""
 
 import statistics
 from typing import Any
@@ -13,6 +13,7 @@ COLUMNS = {
     "auroc_mutual_information": ("by mutual information", "{:.1%}"),
     "milliseconds": ("ms", "{:.0f}"),
 }
+TRIED = ("lr", "init_std", "hess_init", "temperature")
 FILES = {"plain": "plain", "mean-field 10 samples": "Bayesian"}
 
 
@@ -42,4 +43,23 @@ def language_table(record: dict[str, Any]) -> str:
         if compiled:
             cells.append(f"{compiled[name]:.1f}" if isinstance(compiled.get(name), float) else "")
         lines.append(f"| {name} | {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
+def choices_table(record: dict[str, Any]) -> str:
+    """Format what held-out text said about settings."""
+    names = [name for name in TRIED if any(name in row for row in record["tried"])]
+    lines = [
+        f"The settings were chosen by {record['windows']['held out']} held-out windows, one seed. A plain adapter has "
+        "the lowest NLL of its training, and then the last one; others have the last one. "
+        f"`{record['command']}`\n",
+        f"| adapter | {' | '.join(names)} | held-out NLL |",
+        "|---|" + "---:|" * (len(names) + 1),
+    ]
+    methods = [row["method"] for row in record["tried"]]
+    for row in sorted(record["tried"], key=lambda row: methods.index(row["method"])):
+        cells = [f"{row[name]:g}" if name in row else "" for name in names]
+        last = [curve["held_out_nll"][-1] for curve in record["curves"] if curve["lr"] == row["lr"]]
+        nll = f"{row['nll']:.4f}" + (f" ({last[0]:.4f})" if row["method"] == "plain" else "")
+        lines.append(f"| {row['method']} | {' | '.join(cells)} | {nll} |")
     return "\n".join(lines)

@@ -15,7 +15,7 @@ from typing import Any
 from baselines_tables import baselines_tables
 from engines_tables import engines_tables, temperature_table
 from headline_tables import cell, headline_tables, short_table, summary_table
-from language_tables import language_table
+from language_tables import choices_table, language_table
 from one_pass_tables import quality_tables
 from papers_tables import papers_tables
 from pbn_tables import partial_tables
@@ -342,8 +342,10 @@ def main() -> None:
     )
     fill(
         docs / "guide" / "language_models.md",
-        [language_table(read(path)) for path in sorted((results / "language").glob("*.json"))]
-        or ["It has not been run on a GPU yet."],
+        [
+            *(language_table(read(path)) for path in sorted((results / "language").glob("*.json"))),
+            *map(choices_table, filter(None, [read(results / "choices" / "language-adapters.json")])),
+        ],
     )
     fill(docs / "papers.md", papers_tables(results))
     fill(

@@ -92,18 +92,20 @@ def test_the_command_line(engine: str, task: str) -> None:
         assert {one["lr"] for one in found} == {lr}
 
 
-@pytest.mark.parametrize("kind", [lb.SparseVD, lb.SBP])
-def test_methods_with_a_temperature_of_their_own(kind: type[lb.SparseVD] | type[lb.SBP], tmp_path: Path) -> None:
+@pytest.mark.parametrize(("kind", "own"), [(lb.SparseVD, 0.1), (lb.SBP, 1.0)])
+def test_methods_with_a_temperature_of_their_own(
+    kind: type[lb.SparseVD] | type[lb.SBP], own: float, tmp_path: Path
+) -> None:
     x, y = examples("classes")
     bnn = lb.bayesianize(torch.nn.Linear(3, 2), kind())
     losses = [
         lb.elbo_loss(bnn, x, y, num_data=40, temperature=one, generator=torch.Generator().manual_seed(1)).item()
-        for one in (None, 1.0, 0.01)
+        for one in (None, own, 0.01)
     ]
     assert losses[0] == losses[1] != losses[2]
     lb.fit(network(), kind(), TensorDataset(x, y), out=tmp_path / "run", epochs=1, batch_size=8, progress=False)
-    assert read_record(tmp_path / "run")["config"]["recipe"]["temperature"] == 1.0
-    assert preset("digits", method=kind())["temperature"] == 1.0
+    assert read_record(tmp_path / "run")["config"]["recipe"]["temperature"] == own
+    assert preset("digits", method=kind())["temperature"] == own
 
 
 @CASES

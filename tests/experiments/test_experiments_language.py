@@ -49,6 +49,11 @@ def test_settings_are_those_with_the_lowest_held_out_nll(folder: Path, monkeypat
     for curve, row in zip(record["curves"], record["tried"], strict=False):
         assert curve["steps"] == [20, 40]
         assert row["nll"] == pytest.approx(min(curve["held_out_nll"]))  # that of early stopping
+    table = runpy.run_path(str(EXPERIMENTS / "language_tables.py"))["choices_table"](record).splitlines()
+    first = record["curves"][0]["held_out_nll"]
+    assert table[4].startswith("| plain | 0.001 |")
+    assert table[4].endswith(f"| {min(first):.4f} ({first[-1]:.4f}) |")
+    assert len(table) == 4 + len(record["tried"])
     assert record["pretraining"]["nll"]["code"] < 5.2  # log 256 is 5.5
 
 

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from torch.distributions import Laplace, Normal
 
 import leanbayes as lb
+from leanbayes.evaluation.pruning import prune
 from leanbayes.methods.baselines.aeb import SparseChain
 from leanbayes.posteriors import SpikeSlabPosterior
 
@@ -197,6 +198,18 @@ def test_members_are_the_networks_of_the_chain() -> None:
     with torch.no_grad():
         for number, one in enumerate(expected):
             torch.testing.assert_close(bnn.member(number).eval()(x).softmax(1), one)
+    with torch.no_grad():  # a pruned model has the same members
+        same = prune(bnn, 0.0).predict(x).probs
+        kept = prune(bnn, 0.7)
+        pruned = [torch.where(kept.posterior.get_buffer("dropped"), 0.0, bnn.posterior.sample(torch.tensor([n, 0])))
+                  for n in range(3)]  # fmt: skip
+        expected = []
+        for network, weights in zip(networks, pruned, strict=True):
+            for slot, part in zip(bnn.layout, bnn.layout.split(weights), strict=True):
+                network.get_parameter(slot.name).copy_(part)
+            expected.append(network(x).softmax(1))
+    torch.testing.assert_close(same, bnn.predict(x).probs)
+    torch.testing.assert_close(kept.predict(x).probs, torch.stack(expected).mean(0))
     with pytest.raises(lb.LeanBayesError, match=r"use bnn\.member\(i\)"):
         bnn.to_deterministic()
     with pytest.raises(lb.LeanBayesError, match="from 0 to 2"):

@@ -194,3 +194,25 @@ def test_layers_of_a_causal_model_are_corrected() -> None:
     lb.calibrate(bnn, [{"input_ids": words}], layers=True, samples=4, generator=torch.Generator().manual_seed(0))
     assert len(bnn.moment_layers) == 8  # four per block; the embedding is tied to the head, so it has two layers
     assert bnn.predict({"input_ids": words}, rule="moments").probs.isfinite().all()
+
+
+def test_mixtures_of_experts_need_the_implementation_by_batched_products() -> None:
+    transformers = pytest.importorskip("transformers")
+    torch.manual_seed(0)
+    config = transformers.MixtralConfig(
+        vocab_size=50, hidden_size=32, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2,
+        intermediate_size=48, num_local_experts=4, num_experts_per_tok=2, bos_token_id=1, eos_token_id=2,
+        initializer_range=0.2,
+    )  # fmt: skip
+    network = transformers.MixtralForCausalLM(config).eval()
+    words = {"input_ids": torch.randint(50, (8, 7), generator=torch.Generator().manual_seed(1))}
+    bnn = lb.bayesianize(network, lb.MeanField(init_std=0.01), select="self_attn", seed=0).eval()
+    with pytest.raises(UnsupportedOperation, match="_grouped_mm"):
+        bnn.predict(words, rule="moments")
+    bnn.network.set_experts_implementation("batched_mm")  # type: ignore[operator]
+    one = bnn.predict(words, rule="moments")
+    many = bnn.predict(words, samples=200, generator=torch.Generator().manual_seed(0))
+    assert (one.probs - many.probs).abs().mean() < 5e-4  # means choose the experts, so a few tokens differ more
+    assert 0.4 < float(one.mutual_information.mean() / many.mutual_information.mean()) < 1.5
+    with torch.no_grad(), bnn.using("mean"):
+        torch.testing.assert_close(bnn(**words).logits, network(**words).logits, rtol=1e-4, atol=1e-5)

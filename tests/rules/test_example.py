@@ -64,13 +64,13 @@ def test_each_example_has_its_own_sample_of_the_weights(name: str, pruned: bool)
     x = torch.randn(shape, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
     key = noise.make_key(7)
     with torch.no_grad():
-        factors = posterior.example_factors(key, 5)
+        weights, slot_groups, sample = posterior.group_factors()
+        factors = sample(key, 5)
         assert (factors - factors[0]).abs().amax() > 1e-3
-        weights = posterior.without_noise()
         expected = []
         for number, row in enumerate(factors):
             each = [part * row[groups] for part, groups in zip(
-                bnn.layout.split(weights), posterior.slot_groups(), strict=True
+                bnn.layout.split(weights), slot_groups, strict=True
             )]  # fmt: skip
             with bnn.with_values(each) as network:
                 # Five copies, because a network may need that many examples.

@@ -162,7 +162,10 @@ def test_the_network_and_the_random_states_of_the_user_do_not_change(method: lb.
 
 @pytest.mark.parametrize("name", METHODS)
 def test_a_result_depends_only_on_the_seed(name: str) -> None:
-    few_steps = {"csgmcmc": lb.CyclicalSGMCMC(cycles=1, per_cycle=2, exploration=0.0)}
+    few_steps = {
+        "csgmcmc": lb.CyclicalSGMCMC(cycles=1, per_cycle=2, exploration=0.0),
+        "aeb": lb.AEB(snapshots=1, until=0.5),
+    }
     method = few_steps.get(name, METHODS[name])
     stages = len(method.stages())
     first = train(conv(), method, task(stripes(), augment=True), epochs=stages)

@@ -67,7 +67,12 @@ def close_runs(
 
 # -- the same training ------------------------------------------------------------------------------------------------
 
-ALL = {**METHODS, "csgmcmc": lb.CyclicalSGMCMC(cycles=2, per_cycle=1), "staged": Staged()}
+ALL = {
+    **METHODS,
+    "csgmcmc": lb.CyclicalSGMCMC(cycles=2, per_cycle=1),
+    "aeb": lb.AEB(snapshots=2),
+    "staged": Staged(),
+}
 
 
 @pytest.mark.parametrize("method", ALL.values(), ids=ALL)
@@ -80,7 +85,7 @@ def test_two_processes_train_as_one_with_two_parts(method: lb.Method, tmp_path: 
         tmp_path / "two",
         tmp_path / "one",
         mlp_for(method),
-        scores=not isinstance(method, (lb.MCDropout, lb.SNGP, lb.SparseVD)),
+        scores=not isinstance(method, (lb.MCDropout, lb.SNGP, lb.SparseVD, lb.SBP)),
     )
 
 

@@ -191,7 +191,7 @@ def run_streamed(method: lb.Method, out: Path, **settings: Any) -> lb.BayesianMo
 
 @pytest.mark.parametrize("name", METHODS)
 def test_every_method_is_resumed_bit_by_bit_on_streamed_data(name: str, tmp_path: Path) -> None:
-    few_steps = {"csgmcmc": lb.CyclicalSGMCMC(cycles=2, per_cycle=1)}
+    few_steps = {"csgmcmc": lb.CyclicalSGMCMC(cycles=2, per_cycle=1), "aeb": lb.AEB(snapshots=1, until=0.5)}
     method = few_steps.get(name, METHODS[name])
     whole = run_streamed(method, tmp_path / "whole")
     with stopped_at(5):  # the last checkpoint is that of step 4

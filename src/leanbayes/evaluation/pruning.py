@@ -7,7 +7,7 @@ all members of an ensemble together.
 """
 
 import copy
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NoReturn
 
 import torch
@@ -15,11 +15,11 @@ from torch import Tensor, nn
 
 from leanbayes.core.layout import Slot, choose
 from leanbayes.core.names import suggestion
-from leanbayes.core.network import places
 from leanbayes.core.ranking import part_of
 from leanbayes.errors import LeanBayesError, UnsupportedOperation
 from leanbayes.model.bayesian import BayesianModel
 from leanbayes.posteriors import Posterior
+from leanbayes.posteriors.base import GroupFactors
 
 SHARES = (0.0, 0.5, 0.75, 0.9, 0.95, 0.98, 0.99)  # of the weights, for a pruning curve
 
@@ -32,7 +32,7 @@ class Pruned(Posterior):
     def __init__(self, posterior: Posterior, dropped: Tensor) -> None:
         super().__init__(posterior.layout)
         self.inner = posterior
-        self.factorized = posterior.factorized
+        self.factorized, self.has_groups = posterior.factorized, posterior.has_groups
         self.register_buffer("dropped", dropped)
 
     def mean(self) -> Tensor:
@@ -50,6 +50,15 @@ class Pruned(Posterior):
     def perturbation(self, key: Tensor) -> Tensor:
         """Return the perturbation of the original posterior, 0 where pruned."""
         return self._kept(self.inner.perturbation(key))
+
+    def group_factors(self) -> GroupFactors:
+        """Return the factors of the original posterior, with 0 for pruned weights."""
+        found = self.inner.group_factors()
+        return found._replace(weights=self._kept(found.weights))
+
+    def key_of_member(self, key: Tensor, number: int) -> Tensor:
+        """Return the key of the original posterior."""
+        return self.inner.key_of_member(key, number)
 
     def kl(self, key: Tensor) -> Tensor:
         """Raise an error: the KL of a weight that is always zero is infinite."""
@@ -109,7 +118,8 @@ def prune(bnn: BayesianModel, share: float, by: str = "magnitude") -> BayesianMo
     pruned = copy.deepcopy(bnn)
     posterior = pruned.posterior
     if len(pruned.layout) and bnn.method.random_weights:
-        weights = torch.tensor([_is_weight(pruned.network, slot) for slot in pruned.layout], device=bnn.device)
+        slots = zip(pruned.slot_places, pruned.layout, strict=True)
+        weights = torch.tensor([_is_weight(owners, slot) for owners, slot in slots], device=bnn.device)
         if not weights.any():
             raise LeanBayesError(
                 "Only biases and norms are Bayesian, and these are not pruned: choose weights with select=."
@@ -129,8 +139,7 @@ def prune(bnn: BayesianModel, share: float, by: str = "magnitude") -> BayesianMo
     return pruned
 
 
-def _is_weight(network: nn.Module, slot: Slot) -> bool:
-    owners = places(network, slot.names)
+def _is_weight(owners: Sequence[tuple[nn.Module, str]], slot: Slot) -> bool:
     special = any("bias" in name or "norm" in type(module).__name__.lower() for module, name in owners)
     return len(slot.shape) > 1 and not special
 

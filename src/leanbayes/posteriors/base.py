@@ -1,7 +1,7 @@
 """The base class of posteriors. A new posterior is a subclass in its own file."""
 
 import contextlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple, Self
 
 import torch
@@ -27,6 +27,20 @@ class DiagonalGaussian(NamedTuple):
     rho: nn.Parameter
     prior: NormalTerms
     places: Tensor | None = None
+
+
+class GroupFactors(NamedTuple):
+    """Weights w_i = μ_i·θ_g with one random factor for each group g.
+
+    Attributes:
+        weights: The flat vector μ.
+        groups: For each slot the number of the group of each weight, as a view that varies along one dimension.
+        sample: The function that returns θ of all groups for a key and a number of examples, (examples, groups).
+    """
+
+    weights: Tensor
+    groups: list[Tensor]
+    sample: Callable[[Tensor, int], Tensor]
 
 
 class SlotMoments(NamedTuple):
@@ -59,6 +73,7 @@ class Posterior(nn.Module):
         sizes_vary: Whether its tensors can have other lengths in a file than in a new posterior.
         kl_is_mean: Whether `kl` is already a mean over weights, which `lb.elbo_loss` does not divide by `num_data`.
         rules: The names of the rules that can use it, None for all.
+        has_groups: Whether groups of weights have a common random factor, which `group_factors` returns.
         caches_moments: Whether `mean` and `variance` depend on parameters and buffers only, so that passes without
             gradients can share them until a parameter or buffer changes.
 
@@ -84,6 +99,7 @@ class Posterior(nn.Module):
     factorized: bool = True
     sizes_vary: bool = False
     kl_is_mean: bool = False
+    has_groups: bool = False
     caches_moments: bool = False
     rules: tuple[str, ...] | None = None
     _steady_std: Tensor | None = None  # σ that samples share inside `steady`
@@ -103,6 +119,10 @@ class Posterior(nn.Module):
 
     def sample(self, key: Tensor) -> Tensor:
         """Return one sample of all weights, differentiable in the parameters of q."""
+        raise NotImplementedError  # abstract
+
+    def group_factors(self) -> GroupFactors:
+        """Return the random factors of groups of weights, if `has_groups`."""
         raise NotImplementedError  # abstract
 
     def key_of_member(self, key: Tensor, number: int) -> Tensor:

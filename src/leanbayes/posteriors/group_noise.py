@@ -15,7 +15,7 @@ from leanbayes.core import gaussian, noise
 from leanbayes.core import truncated_log_normal as log_normal
 from leanbayes.core.layout import Layout, Slot
 from leanbayes.posteriors import positions
-from leanbayes.posteriors.base import Posterior
+from leanbayes.posteriors.base import GroupFactors, Posterior
 
 LOW, HIGH = -20.0, 0.0  # of log θ, as in the paper
 _START = 0.05  # the initial distance of log θ from HIGH
@@ -33,6 +33,7 @@ class GroupNoisePosterior(Posterior):
     """
 
     factorized = False  # the weights of a group have the same factor
+    has_groups = True
     sizes_vary = True
     caches_moments = True
     kept: Tensor
@@ -140,16 +141,12 @@ class GroupNoisePosterior(Posterior):
         theta = log_normal.sample(loc, scale, LOW, HIGH, noise.normal(loc, key))
         return self._scaled(theta.to(self.mu.dtype), self.mu)
 
-    def without_noise(self) -> Tensor:
-        """Return μ, 0 for pruned weights."""
-        return self._scaled(torch.ones_like(self.rho, dtype=self.mu.dtype), self.mu)
+    def group_factors(self) -> GroupFactors:
+        """Return μ, 0 for pruned weights, the groups, and samples of θ, which is 1 for pruned groups."""
+        weights = self._scaled(torch.ones_like(self.rho, dtype=self.mu.dtype), self.mu)
+        return GroupFactors(weights, self._views(torch.arange(self.groups, device=self.mu.device)), self._factors)
 
-    def slot_groups(self) -> list[Tensor]:
-        """Return for each slot the number of the group of each weight, as a view that varies along one dimension."""
-        return self._views(torch.arange(self.groups, device=self.mu.device))
-
-    def example_factors(self, key: Tensor, examples: int) -> Tensor:
-        """Return θ of all groups for each of several examples, (examples, groups); 1 for pruned groups."""
+    def _factors(self, key: Tensor, examples: int) -> Tensor:
         loc, scale = (values.expand(examples, -1) for values in self._settings())
         theta = log_normal.sample(loc, scale, LOW, HIGH, noise.normal(loc.contiguous(), key))
         if self.is_dense:

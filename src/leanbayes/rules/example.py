@@ -16,7 +16,7 @@ from leanbayes.core.network import tensors_of
 from leanbayes.core.noise import NoiseSource
 from leanbayes.core.tensor_like import one_line
 from leanbayes.errors import LeanBayesError, UnsupportedOperation
-from leanbayes.posteriors import GroupNoisePosterior, Posterior
+from leanbayes.posteriors import Posterior
 from leanbayes.rules.base import PassContext, Rule, register_rule
 from leanbayes.rules.random_weight import LinearUse, RandomWeight
 
@@ -36,7 +36,7 @@ _DIMS: Mapping[Any, tuple[int | None, int]] = {
 class _Factors(NoiseSource):
     """The factors of a pass, (examples, groups), shared by all weights, and drawn once."""
 
-    posterior: GroupNoisePosterior
+    sample: Callable[[Tensor, int], Tensor]
     examples: int | None = None
     batch_first: bool = True
     _drawn: Tensor | None = None
@@ -54,7 +54,7 @@ class _Factors(NoiseSource):
                 'use bnn.using("sample").'
             )
         if self._drawn is None or len(self._drawn) != examples:
-            self._drawn = self.posterior.example_factors(self.key, examples)
+            self._drawn = self.sample(self.key, examples)
         found = self._drawn.to(x.dtype)[:, groups]
         if rows != examples:
             dim = 1 if self.batch_first else 0
@@ -116,7 +116,7 @@ class Example(Rule):
 
     def check(self, posterior: Posterior) -> None:
         """Check that the posterior has groups of weights with a common factor."""
-        if not isinstance(posterior, GroupNoisePosterior):
+        if not posterior.has_groups:
             raise UnsupportedOperation(
                 "The rule 'example' is for groups of weights with a common factor, as those of lb.SBP: use 'sample'."
             )
@@ -133,11 +133,8 @@ class Example(Rule):
     def weights(self, posterior: Posterior, key: Tensor, with_kl: bool) -> tuple[Sequence[Any], Tensor | None]:
         """Return μ of each parameter with the groups of its elements."""
         self.check(posterior)
-        assert isinstance(posterior, GroupNoisePosterior)
-        source = _Factors(key)
-        source.posterior = posterior
-        parts = zip(
-            posterior.layout.split(posterior.without_noise()), posterior.slot_groups(), posterior.layout, strict=True
-        )
-        values = [ScaledWeight(part, groups, source, slot.name) for part, groups, slot in parts]
+        found, source = posterior.group_factors(), _Factors(key)
+        source.sample = found.sample
+        slots = zip(posterior.layout.split(found.weights), found.groups, posterior.layout, strict=True)
+        values = [ScaledWeight(mean, groups, source, slot.name) for mean, groups, slot in slots]
         return values, posterior.kl(key) if with_kl else None

@@ -71,43 +71,30 @@ def scaled_dot_product_attention(
     scale = 1 / math.sqrt(query.shape[-1]) if scale is None else scale
     if dropout_p > 0:
         return _with_dropout(query, key, value, attn_mask, dropout_p, is_causal, scale)
-    dtype = variance_dtype(query.dtype)
+    loc = F.scaled_dot_product_attention(
+        loc_of(query), loc_of(key), loc_of(value), loc_of(attn_mask), is_causal=is_causal, scale=scale
+    )
+    dtype = variance_dtype(loc.dtype)
     q, k, v = (_parts(x, dtype) for x in (query, key, value))
-    mask = _mask(loc_of(attn_mask), is_causal, query.shape[-2], key.shape[-2], q.device, dtype)
+    mask = _mask(loc_of(attn_mask), is_causal, query.shape[-2], key.shape[-2], loc.device, dtype)
     noise = attn_mask.variance.to(dtype) if isinstance(attn_mask, Moments) else None
-    # The sums that the noise needs give the mean too, if every query has keys, and in the precision of variances.
-    with_mean = mask is None and query.dtype == dtype and _spent(q.loc) is not None
-    found = _in_pieces(q, k, v, mask, noise, scale, with_mean)
-    loc = found.loc
-    if loc is None:
-        loc = F.scaled_dot_product_attention(
-            loc_of(query), loc_of(key), loc_of(value), loc_of(attn_mask), is_causal=is_causal, scale=scale
-        )
+    independent, common = _in_pieces(q, k, v, mask, noise, scale)
     like = next(x for x in (query, key, value, attn_mask) if isinstance(x, Moments))
     # Under autocast the products above have low precision.
-    common = None if found.common is None else found.common.to(dtype)
-    return like.like(loc, found.independent.to(dtype).expand(loc.shape), common)
-
-
-class _Outputs(NamedTuple):
-    """The independent variance of the outputs, their common noise, and their mean if that is asked for."""
-
-    independent: Tensor
-    common: Tensor | None
-    loc: Tensor | None
+    return like.like(loc, independent.to(dtype).expand(loc.shape), None if common is None else common.to(dtype))
 
 
 def _in_pieces(
-    q: Moments, k: Moments, v: Moments, mask: Tensor | None, noise: Tensor | None, scale: float, with_mean: bool
-) -> _Outputs:
+    q: Moments, k: Moments, v: Moments, mask: Tensor | None, noise: Tensor | None, scale: float
+) -> tuple[Tensor, Tensor | None]:
     """Compute the noise of a few examples at a time on a CPU: there are dozens of results of the size of the scores."""
     if q.device.type != "cpu" or _spent(q.loc) is None:  # the compiler plans memory itself, for any number of examples
-        return _noise(q, k, v, mask, noise, scale, with_mean)
+        return _noise(q, k, v, mask, noise, scale)
     examples, extras = len(q.loc), [x for x in (mask, noise) if x is not None]
     rows = max(1, _PIECE // max(1, math.prod(q.shape[1:-1]) * k.shape[-2]))
     alike = q.dim() > 2 and q.shape[:-2] == k.shape[:-2] == v.shape[:-2] and all(x.dim() <= q.dim() for x in extras)
     if rows >= examples or not alike:
-        return _noise(q, k, v, mask, noise, scale, with_mean)
+        return _noise(q, k, v, mask, noise, scale)
 
     def cut(x: Tensor | None, piece: slice, dim: int = 0) -> Tensor | None:
         if x is None or x.dim() < q.dim() or x.shape[dim] == 1:
@@ -121,21 +108,20 @@ def _in_pieces(
     for start in range(0, examples, rows):
         piece = slice(start, start + rows)
         own = [part(x, piece) for x in (q, k, v)]
-        found.append(_noise(own[0], own[1], own[2], cut(mask, piece), cut(noise, piece), scale, with_mean))
-    independents, commons, locs = zip(*found, strict=True)
-    apart = commons[0] is not None and commons[0].shape[1] == rows  # else all examples share it
-    return _Outputs(
-        torch.cat(independents), torch.cat(commons, 1) if apart else commons[0], torch.cat(locs) if with_mean else None
+        found.append(_noise(own[0], own[1], own[2], cut(mask, piece), cut(noise, piece), scale))
+    first = found[0][1]
+    shared = first is None or first.shape[1] != rows
+    return torch.cat([own for own, _ in found]), first if shared else torch.cat(
+        [c for _, c in found if c is not None], 1
     )
 
 
 def _noise(
-    q: Moments, k: Moments, v: Moments, mask: Tensor | None, noise: Tensor | None, scale: float, with_mean: bool
-) -> _Outputs:
-    """Return the moments of the outputs."""
-    center = v.loc.mean(-2, keepdim=True)
-    v.loc = v.loc - center  # only differences matter, and this reduces rounding errors
-    k.loc = k.loc - k.loc.mean(-2, keepdim=True)
+    q: Moments, k: Moments, v: Moments, mask: Tensor | None, noise: Tensor | None, scale: float
+) -> tuple[Tensor, Tensor | None]:
+    """Return the independent variance and the common noise of the outputs."""
+    for x in (k, v):
+        x.loc = x.loc - x.loc.mean(-2, keepdim=True)  # only differences matter, and this reduces rounding errors
     with_padding = any(x.within.counted is not None for x in (q, k, v))
     counted = _counted(mask, q.shape[-2], k.shape[-2]) if with_padding and mask is not None else None
     extra = -k.shape[-2] % _ALIGNED.get(k.device.type, 1)
@@ -159,7 +145,7 @@ def _noise(
         own = q.common_variance()
         assert isinstance(own, Tensor)
         independent = (independent - own @ attended.covariance.square()).clamp_min(0)  # it is part of `by_scores`
-    return _Outputs(independent, common, attended.output + center if with_mean else None)
+    return independent, common
 
 
 class _Attended(NamedTuple):

@@ -169,7 +169,7 @@ def _normalized(
     own = torch.add(sum_v / size**2, v, alpha=1 - 2 / size) if centered else v
     if common is not None and lengths is not None:
         common, both, turns = _turned(common, loc, scale, dims, x.within)
-        tilted, second = torch.add(tilted, both, out=spent(both)), second + turns
+        tilted, second = torch.add(tilted, both, out=spent(tilted)), second + turns
         own = torch.add(own, lengths, out=spent(own) if centered and own.shape == loc.shape else None)
     inner = loc * second
     inner = torch.sub(inner, tilted, alpha=2 / size, out=spent(inner))
