@@ -18,9 +18,11 @@ from torch import Tensor, nn
 import leanbayes as lb
 from leanbayes.core.network import call_with, evaluation_mode, output_tensor
 from leanbayes.deploy.layer_corrections import Layer, Sums, correct_layers
+from leanbayes.model.pass_result import summarized
 from leanbayes.rules import Moments, Rule
 from leanbayes.rules.moments.correction import Correction
 
+LEAST = 1e-30
 CHUNK = 25  # samples whose logits are in memory at once
 
 Batch = tuple[Tensor, Tensor]
@@ -41,6 +43,11 @@ class Predicted:
     mutual_information: Tensor
     variance: Tensor | None = None
     margin: Tensor | None = None
+
+    def first(self, rows: int) -> "Predicted":
+        """Return the first rows."""
+        columns = (getattr(self, field.name) for field in fields(self))
+        return Predicted(*(None if column is None else column[:rows] for column in columns))  # type: ignore[arg-type]
 
     @classmethod
     def joined(cls, parts: Sequence["Predicted"]) -> "Predicted":
@@ -102,13 +109,15 @@ def by_rule(bnn: lb.BayesianModel, images: Set, rule: str | Rule) -> Predicted:
     """Predict without samples. A predictor of `Moments` also has variances."""
     parts = []
     for x, pair in zip(images.inputs, images.pairs, strict=True):
-        prediction = bnn.predict(x, rule=rule)
-        probs, information = images.rows.logits(prediction.probs), images.rows.others(prediction.mutual_information)
         variance, margin = None, None
-        if rule != "mean":
+        if rule == "mean":
+            prediction = bnn.predict(x, rule=rule)
+        else:
             output = _moments(bnn, x, rule)
+            prediction = summarized(bnn, output).prediction  # as `predict` does, which would run the network again
             variance = images.rows.logits(output.variance).double()
             margin = _margin_variance(output, images.rows, pair)
+        probs, information = images.rows.logits(prediction.probs), images.rows.others(prediction.mutual_information)
         parts.append(_on_cpu(probs, information, variance, margin))
     return Predicted.joined(parts)
 
@@ -126,12 +135,26 @@ def _moments(bnn: lb.BayesianModel, x: Tensor, rule: str | Rule) -> Moments:
 def _margin_variance(output: Moments, rows: Rows, pair: Tensor) -> Tensor:
     """Return the variance of the difference of two logits: independent noise adds up, common noise may cancel."""
     output = output.plain()
+    if output.within.coherent and output.common is not None:
+        return _coherent_margin(output, rows, pair)
     variance = rows.logits(output.independent).double().gather(-1, pair).sum(-1)
     if output.common is not None:
         for probe in output.common:
             two = rows.logits(probe.expand_as(output.loc)).double().gather(-1, pair)
             variance = variance + (two[:, 0] - two[:, 1]).square()
     return variance
+
+
+def _coherent_margin(output: Moments, rows: Rows, pair: Tensor) -> Tensor:
+    """Return the same of a coherent pass, whose common noise has the correlation of the two."""
+    assert output.common is not None
+    stds = rows.logits(output.variance).double().gather(-1, pair).sqrt()
+    sums = torch.zeros(3, len(pair), dtype=torch.float64, device=pair.device)
+    for probe in output.common:
+        first, second = rows.logits(probe.expand_as(output.loc)).double().gather(-1, pair).unbind(-1)
+        sums += torch.stack([first * second, first.square(), second.square()])
+    correlation = sums[0] / (sums[1] * sums[2]).sqrt().clamp_min(LEAST)
+    return (stds.square().sum(-1) - 2 * correlation * stds.prod(-1)).clamp_min(0)
 
 
 def _on_cpu(*parts: Tensor | None) -> Predicted:

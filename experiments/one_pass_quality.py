@@ -3,9 +3,10 @@
 python experiments/one_pass_quality.py MODEL.safetensors --data cifar10 --model resnet-18 --out FILE.json
 
 The model is a file of `lb.save` or `lb.compress`. The reference are many samples, made once; all other predictors are
-compared with it on all test images and on some out-of-distribution (OOD) images. Corrections are fitted on held-out
-images without labels. Factors and the temperature are fitted on held-out labels, and rows that use labels say so.
-Results are written after each predictor.
+compared with it on the same test images and on some out-of-distribution (OOD) images. With `--reference-limit`, these
+are the first of the test images, and predictors without samples are scored on all of them, too. Corrections are fitted
+on held-out images without labels. Factors and the temperature are fitted on held-out labels, and rows that use labels
+say so. Results are written after each predictor.
 
 KL is KL(reference || predictor), the mean over examples. Correlations are those of log variances over examples: of the
 mean variance of the logits of an example, and of the difference of the two logits that are largest at the posterior
@@ -62,9 +63,15 @@ def options() -> argparse.Namespace:
     parser.add_argument(
         "--model-options", type=option, nargs="+", default=[], metavar="NAME=VALUE", help="of the network"
     )
+    parser.add_argument(
+        "--resize", type=int, nargs=2, metavar=("HEIGHT", "WIDTH"), help="size of the images of a folder"
+    )
     parser.add_argument("--title", help="name of the model in tables (default: that of the file)")
     parser.add_argument("--limit", type=int, help="test images (default: all)")
-    parser.add_argument("--ood-limit", type=int, default=10_000, help="images of each OOD data set")
+    parser.add_argument(
+        "--reference-limit", type=int, help="of the test images, the first ones that samples predict (default: all)"
+    )
+    parser.add_argument("--ood-limit", type=int, default=10_000, help="images of each OOD data set; 0 for none")
     parser.add_argument("--ood-reference", type=int, default=2000, help="of the first one, compared with the reference")
     parser.add_argument("--reference-samples", type=int, default=1000)
     parser.add_argument("--counts", type=int, nargs="+", default=list(COUNTS), help="numbers of samples to score")
@@ -93,7 +100,7 @@ class Comparison:
     """All predictors of one model; results are in `record`."""
 
     def __init__(self, args: argparse.Namespace) -> None:
-        self.args, self.data = args, load(args.data, args.root)
+        self.args, self.data = args, load(args.data, args.root, resize=args.resize and tuple(args.resize))
         if self.data.test is None or self.data.task == "regression":
             raise LeanBayesError(f"{self.data.name} has no labeled test images: give a data set of classes.")
         model_options = dict(args.model_options)
@@ -106,8 +113,9 @@ class Comparison:
         self.test = Set(self.bnn, self.batches(some(self.data.test, args.limit, args.seed)))
         self.ood = {
             name: Set(self.bnn, self.batches(some(read_images(name, "test", args.root), args.ood_limit, args.seed)))
-            for name in (ood_partners(self.data.name) if self.data.task == "classification" else ())
+            for name in (ood_partners(self.data.name) if self.data.task == "classification" and args.ood_limit else ())
         }
+        self.sampled = self.test.first(args.reference_limit or self.test.images)
         self.labeled = self.batches(some(self.data.validation, args.labels, args.seed))
         words = [args.file.name, "--data", self.data.name]
         if args.model_options:
@@ -124,8 +132,9 @@ class Comparison:
             "versions": versions(),
             "machine": machine(),
             "precision": "bf16" if args.bf16 else "fp32",
-            "images": self.test.images,
-            "rows": len(self.test.labels),
+            "images": self.sampled.images,
+            "rows": len(self.sampled.labels),
+            "all_images": self.test.images,
             "ood_images": {name: images.images for name, images in self.ood.items()},
             "reference_samples": args.reference_samples,
             "fit": {"samples": args.fit_samples, "inputs": args.fit_inputs},
@@ -148,7 +157,7 @@ class Comparison:
     def run(self) -> None:
         """Run all predictors, and write the results after each."""
         args, bnn = self.args, self.bnn
-        self.compared = {"test": self.test}
+        self.compared = {"test": self.sampled}
         if self.ood:
             name = next(iter(self.ood))
             self.compared[name] = self.ood[name].first(args.ood_reference)
@@ -205,9 +214,8 @@ class Comparison:
 
     def samples(self) -> None:
         """Score each number of samples, from another stream than the reference."""
-        streams = {
-            name: by_samples(self.bnn, s, self.args.counts, self.args.seed + 2) for name, s in self.sets().items()
-        }
+        sets = {**self.sets(), "test": self.sampled}
+        streams = {name: by_samples(self.bnn, s, self.args.counts, self.args.seed + 2) for name, s in sets.items()}
         for count in self.args.counts:
             self.add(f"{count} samples", {name: next(stream)[1] for name, stream in streams.items()})
 
@@ -241,11 +249,10 @@ class Comparison:
 
     def add(self, name: str, found: dict[str, Predicted], **more: Any) -> None:
         """Score one predictor, and write all results so far."""
-        inside = outcome(found["test"], self.test.labels, ignored(self.bnn))
-        scores = Scores(details=True, metrics=[COVERAGE])
-        scores.take(inside)
-        values = scores.compute()
-        row: dict[str, Any] = {key: values[key] for key in SCORES} | more
+        inside = outcome(found["test"].first(len(self.sampled.labels)), self.sampled.labels, ignored(self.bnn))
+        row: dict[str, Any] = scored(inside) | more
+        if len(self.sampled.labels) < len(self.test.labels) and whole(found, "test", self.test):
+            row["all_images"] = scored(outcome(found["test"], self.test.labels, ignored(self.bnn)))
         row["uses_labels"] = name.endswith((LABELS, "by labels"))
         for key, images in self.compared.items():
             part = compared(found[key], self.reference[key]) if found[key] is not self.reference[key] else {}
@@ -318,6 +325,14 @@ def outcome(found: Predicted, labels: Tensor, ignore_index: int = -100) -> Class
     probs = found.probs[counted].double()
     entropy = torch.special.entr(probs).sum(-1)
     return ClassOutcome(probs, labels[counted], entropy, found.mutual_information[counted].double())
+
+
+def scored(found: ClassOutcome) -> dict[str, float]:
+    """Return the scores of a prediction."""
+    scores = Scores(details=True, metrics=[COVERAGE])
+    scores.take(found)
+    values = scores.compute()
+    return {key: values[key] for key in SCORES}
 
 
 def whole(found: dict[str, Predicted], name: str, images: Set) -> bool:

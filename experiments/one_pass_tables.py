@@ -35,6 +35,11 @@ def _closeness(record: dict[str, Any]) -> list[str]:
         "ECE": (lambda row: row["ece"], ".4f"),
         "accuracy": (lambda row: row["accuracy"], ".2%"),
     }
+    if record.get("all_images", record["images"]) > record["images"]:
+        columns |= {
+            f"{title}, {record['all_images']:,} images": (_of_all(key), ".4f")
+            for key, title in (("nll", "NLL"), ("ece", "ECE"))
+        }
     for name in ("test", *others):
         title = "" if name == "test" else f", {DATA_NAMES.get(name, name)}"
         columns |= {
@@ -71,6 +76,10 @@ def _timed_as(name: str) -> str:
 
 def _against(name: str, key: str) -> Cell:
     return lambda row: row.get(f"{name}_against_reference", {}).get(key)
+
+
+def _of_all(key: str) -> Cell:
+    return lambda row: row.get("all_images", {}).get(key)
 
 
 def _auroc(name: str, kind: str) -> Cell:

@@ -96,6 +96,30 @@ def test_scores_are_those_of_the_public_functions(tmp_path: Path, monkeypatch: p
     assert row["test_against_reference"]["std_ratio"] == pytest.approx(ratio, rel=0.05)
 
 
+def test_predictors_without_samples_are_scored_on_more_images(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file = tmp_path / "mlp.safetensors"
+    bnn = lb.bayesianize(build("mlp", (1, 8, 8), 10, seed=0, hidden=[16]), lb.MeanField(init_std=0.15)).eval()
+    lb.save(bnn, file)
+    words = [file, "--data", "digits", "--model", "mlp", "--model-options", "hidden=[16]", *SHORT, "--no-cost"]
+    record = record_of(monkeypatch, tmp_path / "found.json", *words, "--reference-limit", 30, "--ood-limit", 0)
+    assert (record["images"], record["all_images"], record["ood_images"]) == (30, 60, {})
+    rows = record["predictors"]
+    assert "all_images" not in rows["8 samples"]
+    from leanbayes.data import Batches, load
+    from leanbayes.evaluation.full_evaluation import some
+
+    data = load("digits")
+    assert data.test is not None
+    x, y = next(iter(Batches(some(data.test, 60, 0), 60, shuffle=False, normalize=data.normalize).epoch()))
+    for found, count in ((rows["moments"], 30), (rows["moments"]["all_images"], 60)):
+        scores = lb.evaluate(bnn, [(x[:count], y[:count])], rule="moments")
+        assert found["nll"] == pytest.approx(scores["nll"], abs=1e-6)
+        assert found["ece"] == pytest.approx(scores["ece"], abs=1e-6)
+    table = runpy.run_path(str(EXPERIMENTS / "one_pass_tables.py"))["quality_tables"](record)
+    assert "| NLL, 60 images | ECE, 60 images |" in table
+    assert f"| {rows['moments']['all_images']['nll']:.4f} |" in table
+
+
 def test_dense_predictions_have_one_row_per_pixel(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(EXPERIMENTS)
     predictors = runpy.run_path(str(EXPERIMENTS / "one_pass_predictors.py"))

@@ -1,6 +1,7 @@
 """The mean softmax by one kernel equals the chunked one, for every layout of logits and common noise."""
 
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -10,10 +11,12 @@ from leanbayes.core import kernels
 from leanbayes.likelihoods.expectations import softmax_means
 
 
-def _plain(loc: Tensor, std: Tensor, shift: Tensor | None, noise: Tensor) -> tuple[Tensor, Tensor]:
+def _plain(loc: Tensor, std: Tensor, shift: Tensor | None, noise: Tensor, scaled: bool) -> tuple[Tensor, Tensor]:
     """Compute what the docstring of the kernel says."""
-    z = loc + std * noise[:, None, None]
-    if shift is not None:
+    z = loc + std * (0.0 if scaled else noise[:, None, None])
+    if shift is not None and scaled:
+        z = z + std * shift.unsqueeze(2)
+    elif shift is not None:
         z = z + shift.unsqueeze(2)
     sampled = z.softmax(-1)
     return sampled.mean(0), torch.special.entr(sampled).sum(-1).mean(0)
@@ -37,7 +40,7 @@ CASES = {
 }
 
 
-def _check(name: str, device: str) -> None:
+def _check(name: str, device: str, scaled: bool = False) -> None:
     shape, common_shape = CASES[name]
     loc, variance, noise = _logits(shape, device)
     if name == "maps":
@@ -47,29 +50,31 @@ def _check(name: str, device: str) -> None:
     if common_shape is not None:
         common = 0.3 * noise[(slice(None), *(slice(size) for size in common_shape))].to(device)
     wide = [None if part is None else part.cpu().double() for part in (loc, variance, common)]
-    expected = softmax_means(wide[0], wide[1], wide[2])  # type: ignore[arg-type]
+    expected = softmax_means(wide[0], wide[1], wide[2], scaled)  # type: ignore[arg-type]
     with torch.no_grad():
-        found = softmax_means(loc, variance, common)
+        found = softmax_means(loc, variance, common, scaled)
     for one, other in zip(found, expected, strict=True):
         torch.testing.assert_close(one.cpu().double(), other, rtol=1e-4, atol=2e-6)
 
 
+@pytest.mark.parametrize("scaled", [False, True])
 @pytest.mark.parametrize("name", list(CASES))
-def test_logits_of_all_shapes_reach_the_kernel(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_logits_of_all_shapes_reach_the_kernel(name: str, scaled: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     called = []
 
-    def kernel(*args: Tensor) -> tuple[Tensor, Tensor]:
+    def kernel(*args: Any) -> tuple[Tensor, Tensor]:
         called.append(args)
         return _plain(*args)
 
     monkeypatch.setattr(kernels, "usable", lambda tensor: tensor.dtype != torch.float64)
     monkeypatch.setattr(kernels, "softmax_ops", SimpleNamespace(mean_softmax=kernel))
-    _check(name, "cpu")
+    _check(name, "cpu", scaled)
     assert len(called) == 1
 
 
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU")
+@pytest.mark.parametrize("scaled", [False, True])
 @pytest.mark.parametrize("name", list(CASES))
-def test_the_kernel_equals_double_precision(name: str) -> None:
-    _check(name, "cuda")
+def test_the_kernel_equals_double_precision(name: str, scaled: bool) -> None:
+    _check(name, "cuda", scaled)

@@ -26,7 +26,7 @@ def _places(example, position, column, stride0, stride1, stride2):
 def mean_softmax_kernel(
     loc_ptr, std_ptr, shift_ptr, noise_ptr, probs_ptr, entropy_ptr, examples, positions, classes, samples, at_once,
     loc0, loc1, loc2, std0, std1, std2, probs0, probs1, probs2,
-    HAS_SHIFT: tl.constexpr, ONE_EXAMPLE: tl.constexpr, ROWS: tl.constexpr, CLASSES: tl.constexpr,
+    HAS_SHIFT: tl.constexpr, SCALED: tl.constexpr, ONE_EXAMPLE: tl.constexpr, ROWS: tl.constexpr, CLASSES: tl.constexpr,
 ):  # fmt: skip
     first = tl.program_id(0).to(tl.int64) * ROWS
     part = tl.program_id(1)
@@ -43,13 +43,16 @@ def mean_softmax_kernel(
     if HAS_SHIFT:
         shift_ptr += part.to(tl.int64) * at_once * examples * CLASSES
     for sample in range(part * at_once, tl.minimum((part + 1) * at_once, samples)):
-        z = loc + std * tl.load(noise_ptr + sample * CLASSES + column)[:, None]
+        z = loc
+        if not SCALED:
+            z += std * tl.load(noise_ptr + sample * CLASSES + column)[:, None]
         if HAS_SHIFT:
+            factor = std if SCALED else _LOG2E
             if ONE_EXAMPLE:
-                z += tl.load(shift_ptr + (first // positions) * CLASSES + column)[:, None] * _LOG2E
+                z += tl.load(shift_ptr + (first // positions) * CLASSES + column)[:, None] * factor
             else:
                 places = column[:, None] + (example * CLASSES)[None, :]
-                z += tl.load(shift_ptr + places, mask=exists[None, :], other=0.0) * _LOG2E
+                z += tl.load(shift_ptr + places, mask=exists[None, :], other=0.0) * factor
             shift_ptr += examples * CLASSES
         z -= tl.max(z, 0)[None, :]
         unscaled = tl.exp2(z)
@@ -65,8 +68,10 @@ def mean_softmax_kernel(
 
 
 @triton_op("leanbayes::mean_softmax", mutates_args={})
-def mean_softmax(loc: Tensor, std: Tensor, shift: Tensor | None, noise: Tensor) -> tuple[Tensor, Tensor]:
+def mean_softmax(loc: Tensor, std: Tensor, shift: Tensor | None, noise: Tensor, scaled: bool) -> tuple[Tensor, Tensor]:
     """Return the mean over s of softmax(loc + std·noise[s] + shift[s]), and of its entropy.
+
+    With `scaled` it is that of softmax(loc + std·shift[s]).
 
     Args:
         loc: Means, (examples, positions, classes), with any strides.
@@ -88,7 +93,8 @@ def mean_softmax(loc: Tensor, std: Tensor, shift: Tensor | None, noise: Tensor) 
         padded = [None if one is None else F.pad(one, (0, width - classes)).contiguous() for one in (shift, noise)]
         wrap_triton(mean_softmax_kernel)[(blocks, parts)](
             loc, std, *padded, probs, entropy, examples, positions, classes, samples, at_once,
-            *loc.stride(), *std.stride(), *probs.stride()[-3:], shift is not None, positions % rows == 0, rows, width,
+            *loc.stride(), *std.stride(), *probs.stride()[-3:], shift is not None, scaled,
+            positions % rows == 0, rows, width,
             num_warps=max(1, width // _TILE),
         )  # fmt: skip
     return (probs if parts == 1 else probs.sum(0)), entropy.sum(0)

@@ -3,7 +3,7 @@
 import contextlib
 import copy
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping, Sequence
 from typing import Any
 
 import torch
@@ -15,6 +15,8 @@ from leanbayes.core.names import shown
 from leanbayes.errors import LeanBayesError
 
 _ORDER = "_leanbayes_parameter_order"
+_HOOKS = ("_forward_pre_hooks", "_forward_hooks")
+_GLOBAL_HOOKS = ("_global_forward_pre_hooks", "_global_forward_hooks")
 
 
 def copy_without(model: nn.Module, layout: Layout) -> nn.Module:
@@ -191,3 +193,19 @@ def is_finite(tensor: Tensor) -> bool:
     """Whether a tensor has no NaN and no infinity. Tensors without numbers yet have none."""
     known = not is_lazy(tensor) and tensor.device.type != "meta"
     return not known or not tensor.is_floating_point() or bool(tensor.isfinite().all())
+
+
+def returns_maps(network: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
+    """Call a network without its hooks, and return whether its outputs have several positions."""
+    hooks = [getattr(module, name) for module in network.modules() for name in _HOOKS]
+    hooks += [getattr(nn.modules.module, name) for name in _GLOBAL_HOOKS]
+    kept = [dict(found) for found in hooks]
+    try:
+        for found in hooks:
+            found.clear()
+        with torch.no_grad():
+            output = network(*args, **kwargs)
+    finally:
+        for found, before in zip(hooks, kept, strict=True):
+            found.update(before)
+    return any(tensor.dim() > 2 and tensor.shape[2:].numel() > 1 for tensor in tensors_of(output))

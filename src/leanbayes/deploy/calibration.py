@@ -287,12 +287,19 @@ def _rows(bnn: BayesianModel, output: Moments) -> _Logits | None:
         logits = bnn.likelihood.logits(part.double().expand_as(output.loc))
         return None if logits is None else _some(logits)
 
-    loc, variance = rows(output.loc), rows(output.independent)
+    coherent = output.within.coherent and output.common is not None
+    loc, variance = rows(output.loc), rows(output.variance if coherent else output.independent)
     if loc is None or variance is None:
         return None
     directions = [] if output.common is None else [rows(direction) for direction in output.common]
     common = [direction for direction in directions if direction is not None]
-    return _Logits(loc, variance, torch.stack(common) if common else None)
+    if not common:
+        return _Logits(loc, variance, None)
+    if not coherent:
+        return _Logits(loc, variance, torch.stack(common))
+    noise = torch.stack(common)
+    noise = noise * (variance / noise.square().sum(0).clamp_min(_LEAST)).sqrt()
+    return _Logits(loc, torch.zeros_like(variance), noise)
 
 
 def _some(logits: Tensor) -> Tensor:

@@ -92,8 +92,10 @@ class OnePassGraph(nn.Module):
         self.register_buffer("logit_noise", None)
         if isinstance(bnn.likelihood, Categorical):
             with torch.no_grad():
-                loc, _, common = bnn.likelihood.logit_moments(self._moments(*inputs))
-            self.logit_noise = logit_noise(*noise_settings(loc, common_by_class(loc, common))).float()
+                output = self._moments(*inputs)
+                loc, _, common = bnn.likelihood.logit_moments(output)
+            directions = common_by_class(loc, common, output.within.coherent)
+            self.logit_noise = logit_noise(*noise_settings(loc, directions)).float()
 
     def forward(self, *inputs: Tensor) -> dict[str, Tensor]:
         return _outputs(self.model.likelihood, self._moments(*inputs), self.logit_noise)
@@ -136,12 +138,13 @@ def _outputs(likelihood: Likelihood, output: Moments, noise_of_logits: Tensor | 
 def _mean_softmax(likelihood: Categorical, output: Moments, noise_of_logits: Tensor) -> tuple[Tensor, Tensor]:
     """Return the mean softmax of the logits and its expected entropy, a few samples of the noise at a time."""
     loc, variance, common = likelihood.logit_moments(output)
-    common = common_by_class(loc, common)
+    scaled = output.within.coherent
+    common = common_by_class(loc, common, scaled)
     std = variance.clamp_min(0).sqrt()
     at_once = max(1, _ELEMENTS // math.prod(loc.shape[1:]))
     probs, entropy = torch.zeros_like(loc), torch.zeros_like(loc[..., 0])
     for part in noise_of_logits.split(at_once):
-        logs = logit_samples(loc, std, common, part).log_softmax(-1)
+        logs = logit_samples(loc, std, common, part, scaled).log_softmax(-1)
         found = logs.exp()
         probs = probs + found.sum(0)
         entropy = entropy - (found * logs).sum(-1).sum(0)

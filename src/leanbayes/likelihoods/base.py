@@ -128,7 +128,7 @@ def mean_and_variance(output: Moments) -> tuple[Tensor, Tensor]:
 
 def single(output: Moments) -> Moments:
     """Return moments whose mean has at least single precision."""
-    return output.like(as_float(output.loc), output.independent, output.common, output.grid)
+    return output.like(as_float(output.loc), output.rest, output.common, output.grid)
 
 
 def label_density(mean: Tensor, variance: Tensor, y: Tensor, min_variance: float) -> Tensor:

@@ -107,7 +107,7 @@ class Categorical(Likelihood[ClassPrediction]):
     def predict_moments(self, output: Moments) -> ClassPrediction:
         """Average the softmax over fixed samples of the logits, with their covariance."""
         loc, variance, common = self.logit_moments(output)
-        probs, entropy = softmax_means(loc, variance, common)
+        probs, entropy = softmax_means(loc, variance, common, output.within.coherent)
         margin_std = None
         if common is None or loc.dim() <= 2:  # for maps it would take much memory
             margin_std = margin_variance(variance, common, loc.topk(min(2, loc.shape[-1]), -1).indices).sqrt()
@@ -119,11 +119,15 @@ class Categorical(Likelihood[ClassPrediction]):
         return loc.numel() <= _FEW or is_fused(loc, common)
 
     def logit_moments(self, output: Moments) -> tuple[Tensor, Tensor, Tensor | None]:
-        """Return mean, independent variance and common noise of the logits, with the classes last."""
+        """Return mean, independent variance and common noise of the logits, with the classes last.
+
+        In a coherent pass the variance is the whole one, and the common noise only gives the correlations of classes.
+        """
         output = output.plain()
         loc = as_float(output.loc)
-        independent = output.independent.to(loc.dtype).expand_as(loc)
-        moved = loc.movedim(self.class_dim, -1), independent.movedim(self.class_dim, -1)
+        variance = output.variance if output.within.coherent else output.independent
+        variance = variance.to(loc.dtype).expand_as(loc)
+        moved = loc.movedim(self.class_dim, -1), variance.movedim(self.class_dim, -1)
         if output.common is None:
             return *moved, None
         dim = self.class_dim + 1 if self.class_dim >= 0 else self.class_dim

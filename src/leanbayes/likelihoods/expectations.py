@@ -136,12 +136,15 @@ def noise_settings(loc: Tensor, common: Tensor | None) -> tuple[int, int, bool]:
     return columns, _EVEN_SAMPLES if even else MAP_SAMPLES, even
 
 
-def common_by_class(loc: Tensor, common: Tensor | None) -> Tensor | None:
+def common_by_class(loc: Tensor, common: Tensor | None, scaled: bool = False) -> Tensor | None:
     """Return common noise of the same covariance with one direction per class, if that makes the noise of a map even.
 
-    All positions of an example must share it. The directions are the columns of the Cholesky factor, by operations that
-    every compiler and exporter knows. For a singular covariance pivots have a lower limit.
+    With `scaled` it is that of the correlations, with a variance of 1. All positions of an example must share it. The
+    directions are the columns of the Cholesky factor, by operations that every compiler and exporter knows. For a
+    singular covariance pivots have a lower limit.
     """
+    if scaled and common is not None:
+        common = common * common.square().sum(0).clamp_min(torch.finfo(common.dtype).tiny).rsqrt()
     classes = loc.shape[-1]
     if common is None or loc.dim() <= 2 or len(common) <= classes or 4 * classes > _EVEN_SAMPLES:
         return common
@@ -208,7 +211,9 @@ def _cached_noise(columns: int, samples: int, even: bool, dtype: torch.dtype, de
         return logit_noise(columns, samples, even).to(device, dtype)
 
 
-def softmax_means(loc: Tensor, variance: Tensor, common: Tensor | None = None) -> tuple[Tensor, Tensor]:
+def softmax_means(
+    loc: Tensor, variance: Tensor, common: Tensor | None = None, scaled: bool = False
+) -> tuple[Tensor, Tensor]:
     """Return E softmax(z) and its expected entropy over the last dimension, with noise that all examples share.
 
     Of more than 1,024 classes the 256 with the largest E exp(z) are sampled, as if independent. The others together are
@@ -219,15 +224,17 @@ def softmax_means(loc: Tensor, variance: Tensor, common: Tensor | None = None) -
         loc: The mean of z.
         variance: The variance of the noise that is independent for each element.
         common: Signed directions of noise that elements share, (probes, ...), in a shape that broadcasts to `loc`.
+        scaled: Whether `variance` is that of all noise, of which `common` has only the correlations.
     """
+    scaled = scaled and common is not None
     with torch.autocast(loc.device.type, enabled=False):
         if loc.shape[-1] > _MANY:
-            return _means_of_many(loc, variance if common is None else variance + common.square().sum(0))
-        common = common_by_class(loc, common)
+            return _means_of_many(loc, variance if common is None or scaled else variance + common.square().sum(0))
+        common = common_by_class(loc, common, scaled)
         both = _noise_like(loc, *noise_settings(loc, common))
         if is_fused(loc, common):
-            return _fused_means(loc, _root(variance), common, both)
-        return _means(loc, _root(variance), common, both)
+            return _fused_means(loc, _root(variance), common, both, scaled)
+        return _means(loc, _root(variance), common, both, scaled)
 
 
 def is_fused(loc: Tensor, common: Tensor | None) -> bool:
@@ -237,7 +244,7 @@ def is_fused(loc: Tensor, common: Tensor | None) -> bool:
     return shared and kernels.usable(loc) and not torch.is_grad_enabled()
 
 
-def _fused_means(loc: Tensor, std: Tensor, common: Tensor | None, both: Tensor) -> tuple[Tensor, Tensor]:
+def _fused_means(loc: Tensor, std: Tensor, common: Tensor | None, both: Tensor, scaled: bool) -> tuple[Tensor, Tensor]:
     outer, classes = loc.shape[:-1], loc.shape[-1]
     probes, shift = 0, None
     if common is not None:
@@ -246,22 +253,24 @@ def _fused_means(loc: Tensor, std: Tensor, common: Tensor | None, both: Tensor) 
         shift = both[:, :probes] @ common.expand(-1, *sizes).reshape(probes, -1)
         shift = shift.reshape(len(both), -1, classes)
     parts = (part.reshape(*outer[:1] or (1,), -1, classes) for part in (loc, std.expand_as(loc)))
-    probs, entropy = kernels.softmax_ops.mean_softmax(*parts, shift, both[:, probes:].contiguous())
+    probs, entropy = kernels.softmax_ops.mean_softmax(*parts, shift, both[:, probes:].contiguous(), scaled)
     return probs.reshape(loc.shape), entropy.reshape(outer)
 
 
-def _means(loc: Tensor, std: Tensor, common: Tensor | None, both: Tensor) -> tuple[Tensor, Tensor]:
+def _means(loc: Tensor, std: Tensor, common: Tensor | None, both: Tensor, scaled: bool) -> tuple[Tensor, Tensor]:
     probs, entropy = torch.zeros_like(loc), torch.zeros_like(loc[..., 0])
     for part in _chunks(both, loc.numel()):
-        sampled = logit_samples(loc, std, common, part).softmax(-1)
+        sampled = logit_samples(loc, std, common, part, scaled).softmax(-1)
         probs = probs + sampled.sum(0)
         entropy = entropy + torch.special.entr(sampled).sum((0, -1))
     return probs / len(both), entropy / len(both)
 
 
-def logit_samples(loc: Tensor, std: Tensor, common: Tensor | None, noise: Tensor) -> Tensor:
+def logit_samples(loc: Tensor, std: Tensor, common: Tensor | None, noise: Tensor, scaled: bool = False) -> Tensor:
     """Return z for each row of the noise, whose columns are the probes and then the classes."""
     probes = 0 if common is None else len(common)
+    if scaled and common is not None:
+        return loc + std * torch.tensordot(noise[:, :probes], common, 1)
     logits = loc + std * noise[:, probes:].reshape(-1, *[1] * (loc.dim() - 1), loc.shape[-1])
     if common is not None:
         logits = logits + torch.tensordot(noise[:, :probes], common, 1)

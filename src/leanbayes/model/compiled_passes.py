@@ -162,6 +162,7 @@ class CompiledPasses:
             self._log_once(
                 logging.INFO, "Compiling a pass of the network; pass compile=False to predict() to avoid it."
             )
+            call_with(bnn.learn_outputs, x)
             known.call = _compile(bnn)
         if bnn.members is None and draw is not None:
             draw = draw._replace(number=0)  # it would be a constant of the compiled code

@@ -18,7 +18,7 @@ from leanbayes.core import checkpointing, noise
 from leanbayes.core.arguments import checked
 from leanbayes.core.layout import Layout, Slot
 from leanbayes.core.locks import ModelLock
-from leanbayes.core.network import places, quiet_recurrent_layers, set_plain_attribute
+from leanbayes.core.network import places, quiet_recurrent_layers, returns_maps, set_plain_attribute
 from leanbayes.core.tensor_like import explained_casts
 from leanbayes.errors import LeanBayesError
 from leanbayes.model.draw import Draw, StochasticNetwork
@@ -69,7 +69,8 @@ class PosteriorNetwork(nn.Module):
         self._slot_dtypes = [f"_dtype_{dtypes.index(slot.dtype)}" for slot in self.layout]
         self.slot_places = [self.places_in(network, slot) for slot in self.layout]
         last = self.slot_places[-1][0][0] if self.slot_places else None  # outputs of dense prediction have pixels
-        self.dense_output = isinstance(last, nn.modules.conv._ConvNd)
+        self._ends_in_convolution = isinstance(last, nn.modules.conv._ConvNd)
+        self._returns_maps: bool | None = None  # not known before the first pass by moments
         self._recurrent = any(isinstance(module, nn.RNNBase) for module in network.modules())
         self.forward = _Forward(self)  # type: ignore[method-assign]
         self.rule = method.rule
@@ -334,12 +335,27 @@ class PosteriorNetwork(nn.Module):
             training=self.posterior.training,
             random=any(self.posterior.random_slots()),
             batch_first=self.batch_first,
-            dense_output=self.dense_output,
+            dense_output=self._ends_in_convolution and self._with_maps(inputs),
             output_scale=scale,
             corrections=corrections,
             buffers={name: getattr(self, f"_{name}") for name in self._rule.buffers()},
             class_dim=self.class_dim,
         )
+
+    def learn_outputs(self, *args: Any, **kwargs: Any) -> None:
+        """Learn about the outputs what a pass must know before it is compiled."""
+        if self._ends_in_convolution:
+            self._with_maps((args, kwargs))
+
+    def _with_maps(self, inputs: tuple[tuple[Any, ...], dict[str, Any]]) -> bool:
+        """Whether the outputs have pixels. To know this, the network runs once at the posterior mean."""
+        unknown = self._rule.name != "moments" or self.training or isinstance(self.network, StochasticNetwork)
+        unknown = unknown or isinstance(self._values, ShardedValues) or torch.compiler.is_compiling()
+        if self._returns_maps is None and not unknown:
+            given = [getattr(value, "loc", value) for value in self.values]
+            with self._holding(given or self.layout.split(self.posterior.mean().detach())):
+                self._returns_maps = returns_maps(self.network, *inputs)
+        return self._returns_maps is not False
 
     @contextlib.contextmanager
     def drawn(self, draw: Draw | None = None, generator: torch.Generator | None = None) -> Iterator[Callable[..., Any]]:

@@ -20,7 +20,7 @@ class PassContext:
         training: Whether the posterior is in training mode.
         random: Whether any weight has a variance.
         batch_first: Whether recurrent and attention layers take (batch, length, channels).
-        dense_output: Whether the network ends in a convolution, so that its outputs have pixels.
+        dense_output: Whether the network ends in a convolution and its outputs have pixels.
         output_scale: Factors of the mean and std of the outputs of one pass, as `lb.calibrate` fitted them.
         corrections: The correction of the layer of each weight, (3, channels), as `lb.calibrate` fitted it, or None.
         buffers: The tensors that `Rule.buffers` asked the model to hold.

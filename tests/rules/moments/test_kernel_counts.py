@@ -36,9 +36,13 @@ class _Step(nn.Module):
         return state[0]
 
 
-def _conv(blocks: int) -> nn.Module:
+def _maps(blocks: int) -> nn.Sequential:
     parts = [(nn.Conv2d(8, 8, 3, padding=1, bias=False), nn.BatchNorm2d(8), nn.ReLU()) for _ in range(blocks)]
     return nn.Sequential(*(module for block in parts for module in block))
+
+
+def _conv(blocks: int) -> nn.Module:
+    return _maps(blocks).append(nn.AdaptiveAvgPool2d(1))
 
 
 def _attention(blocks: int) -> nn.Module:
@@ -57,8 +61,8 @@ def _kernels(network: nn.Module, x: Tensor) -> int:
 
 @pytest.mark.parametrize(
     ("build", "shape", "most"),
-    [(_conv, (2, 8, 6, 6), 74), (_attention, (2, 5, 8), 423), (_Step, (2, 4), 306)],
-    ids=["conv", "attention", "lstm"],
+    [(_conv, (2, 8, 6, 6), 74), (_maps, (2, 8, 6, 6), 136), (_attention, (2, 5, 8), 423), (_Step, (2, 4), 306)],
+    ids=["conv", "conv, maps", "attention", "lstm"],
 )
 def test_one_more_block_launches_few_kernels(build: Any, shape: tuple[int, ...], most: int) -> None:
     x = torch.ones(shape)

@@ -83,7 +83,10 @@ def test_variances_in_pieces_are_those_of_the_whole() -> None:
 
 
 @pytest.mark.parametrize("order", [torch.contiguous_format, torch.channels_last])
-def test_a_layer_behind_a_concatenation_is_the_same_in_compiled_code(order: torch.memory_format) -> None:
+@pytest.mark.parametrize("size", [(8, 6), (35, 40)])  # the second has cells
+def test_a_layer_behind_a_concatenation_is_the_same_in_compiled_code(
+    size: tuple[int, int], order: torch.memory_format
+) -> None:
     class Skips(nn.Module):
         def __init__(self) -> None:
             super().__init__()
@@ -97,7 +100,7 @@ def test_a_layer_behind_a_concatenation_is_the_same_in_compiled_code(order: torc
 
     torch.manual_seed(0)
     bnn = lb.bayesianize(Skips(), lb.MeanField(init_std=0.1)).eval()
-    x = torch.randn(2, 3, 8, 6).contiguous(memory_format=order)
+    x = torch.randn(2, 3, *size).contiguous(memory_format=order)
 
     def parts(x: Tensor) -> tuple[Tensor, ...]:
         result = bnn(x)

@@ -30,7 +30,7 @@ def combined(loc: Tensor, terms: Sequence[tuple[Moments, Slope]], extra: Tensor 
     values = on_one_grid([stretched(value, loc.shape) for value, _ in terms])
     independent = extra
     for value, slope in zip(values, slopes, strict=True):
-        part = shrunk(value.independent).to(dtype)
+        part = shrunk(value.rest).to(dtype)
         part = part if isinstance(slope, float | int) and slope * slope == 1 else slope * slope * part
         independent = part if independent is None else independent + part
     assert independent is not None

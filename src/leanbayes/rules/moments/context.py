@@ -35,6 +35,8 @@ class Pass:
             and "paper" also equations 9 and 14 of VDP++ for softmax and layer norm.
         signs: The table of signs of the probes.
         maps: Whether the independent noise of convolutions differs from pixel to pixel.
+        coherent: Whether all noise counts as common, with a variance that differs from pixel to pixel. Neighboring
+            pixels of a map have nearly the same noise, and the outputs of dense prediction depend on neighbors.
         rows: The number of examples, or None if it is unknown.
         batch_first: Whether values of three dimensions are (batch, length, channels), not (length, batch, channels),
             if their sizes do not decide.
@@ -46,10 +48,16 @@ class Pass:
     activations: Activations = "exact"
     signs: Tensor | None = None
     maps: bool = True
+    coherent: bool = False
     rows: int | None = None
     batch_first: bool = True
     taken: int = 0
     counted: Tensor | None = None
+
+    @property
+    def probes(self) -> int:
+        """The number of probes of common noise."""
+        return 0 if self.signs is None else len(self.signs)
 
     def next_signs(self, channels: int) -> Tensor:
         """Return signs for the noise of one layer, (probes, channels), scaled so that each column has length 1."""

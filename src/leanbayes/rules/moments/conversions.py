@@ -20,7 +20,7 @@ def converted(x: Moments, loc: Tensor) -> Any:
         return loc
     dtype = variance_dtype(loc.dtype)
     common = None if x.common is None else x.common.to(loc.device, dtype)
-    return x.like(loc, x.independent.to(loc.device, dtype), common, x.grid)
+    return x.like(loc, x.rest.to(loc.device, dtype), common, x.grid)
 
 
 def _conversion(name: str) -> None:
@@ -39,14 +39,14 @@ for _name in "to type type_as float half bfloat16 double long int bool cpu cuda 
 def clone(input: Moments, *, memory_format: torch.memory_format = torch.preserve_format) -> Moments:
     """Copy all parts."""
     common = None if input.common is None else input.common.clone()
-    return input.like(input.loc.clone(memory_format=memory_format), input.independent.clone(), common, input.grid)
+    return input.like(input.loc.clone(memory_format=memory_format), input.rest.clone(), common, input.grid)
 
 
 @moment_rule(*named("detach"))
 def detach(input: Moments) -> Moments:
     """Detach all parts from the graph."""
     common = None if input.common is None else input.common.detach()
-    return input.like(input.loc.detach(), input.independent.detach(), common, input.grid)
+    return input.like(input.loc.detach(), input.rest.detach(), common, input.grid)
 
 
 @moment_rule(*named("detach_"))

@@ -50,7 +50,7 @@ def _propagate(
         moments = checkpoint(exact, m, shrunk(x.variance), use_reentrant=False, preserve_rng_state=False, **settings)
     else:
         # `follow` averages slopes with padding, which does not count.
-        positions = x.positions if x.within.counted is None else []
+        positions = x.positions if x.within.counted is None and not x.within.coherent else []
         moments = in_pieces(exact, m, x.variance_of, positions, settings)
     if moments.is_mean:
         return x.follow(moments.excess.to(x.dtype), moments.slope, moments.variance)

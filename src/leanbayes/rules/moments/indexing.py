@@ -35,7 +35,7 @@ def getitem(input: Moments, key: Any) -> Moments:
     """Index a value; a common part that is constant along a dimension is not indexed there."""
     loc = input.loc[key]
     if input.common is None:
-        return input.like(loc, input.independent[key])
+        return input.like(loc, input.rest[key])
     entries = _entries(key, input.dim())
     if any([isinstance(entry, Tensor) for entry in entries]):
         return _indexed(input.plain(), loc, key, entries)
@@ -66,7 +66,7 @@ def _indexed(x: Moments, loc: Tensor, key: Any, entries: list[Any]) -> Moments:
     if _leads(entries):  # then torch puts the dimensions of the tensor indices first, before the probes
         count = max([entry.dim() for entry in entries if isinstance(entry, Tensor)])
         common = common.movedim(count, 0)
-    return x.like(loc, x.independent[key], common)
+    return x.like(loc, x.rest[key], common)
 
 
 def _leads(entries: Sequence[Any]) -> bool:
@@ -105,7 +105,7 @@ def _pieces(x: Moments, dim: int, locs: Sequence[Tensor]) -> tuple[Moments, ...]
     for loc in locs:
         length = loc.shape[dim]
         piece = narrow(x, dim, start, length)
-        pieces.append(piece.like(loc, piece.independent, piece.common, piece.grid))
+        pieces.append(piece.like(loc, piece.rest, piece.common, piece.grid))
         start += length
     return tuple(pieces)
 

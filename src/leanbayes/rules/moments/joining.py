@@ -28,7 +28,7 @@ def on_one_grid(values: Sequence[Moments]) -> Sequence[Moments]:
     split = [value.reshaped(value.loc.reshape(finest)) for value in values]
     if all([value.common is None or value.grid == finest for value in split]):
         pairs = zip(values, split, strict=True)
-        return [x.like(x.loc, x.independent, y.common, None if y.common is None else finest) for x, y in pairs]
+        return [x.like(x.loc, x.rest, y.common, None if y.common is None else finest) for x, y in pairs]
     return [value.plain() for value in values]
 
 
@@ -57,7 +57,7 @@ def cat(tensors: Sequence[Any], dim: int = 0, *, axis: int | None = None) -> Mom
     commons = [value.common for value in values]
     lengths = [value.shape[dim] for value in values]
     present = [common for common in commons if common is not None]
-    independents = [value.independent for value in values]
+    independents = [value.rest for value in values]
     if not present:
         return first.like(loc, torch.cat(independents, dim))
     parts = list(zip(commons, lengths, strict=True))

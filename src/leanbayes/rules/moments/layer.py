@@ -25,12 +25,13 @@ from torch import Tensor
 
 from leanbayes.rules.moments.buffers import exact_products, spent
 from leanbayes.rules.moments.conversions import loc_of
+from leanbayes.rules.moments.map_cells import root
 from leanbayes.rules.moments.registry import copied, mixed, name_of
-from leanbayes.rules.moments.shared_positions import InputStatistics, common_variance, count_inside, of_dim, root
+from leanbayes.rules.moments.shared_positions import InputStatistics, common_variance, count_inside, of_dim
 from leanbayes.rules.moments.value import Moments, shrunk, variance_dtype
 from leanbayes.rules.random_weight import LinearUse
 
-_TRANSPOSED = {F.conv_transpose1d, F.conv_transpose2d, F.conv_transpose3d}
+TRANSPOSED = {F.conv_transpose1d, F.conv_transpose2d, F.conv_transpose3d}
 _GEOMETRY = {"stride", "padding", "dilation", "output_padding"}
 Shares = tuple[tuple[float, ...], ...]  # for each dimension of a kernel, one share of the positions per tap
 Variance = Tensor | tuple[Tensor, Tensor]  # or two factors of it
@@ -93,13 +94,14 @@ class Layer:
         y = self.function(x, weight, groups=self.groups).to(self.dtype)
         return y.reshape(*outer, *y.shape[-1 - self.window :])
 
-    def _collapsed(self, kind: str, shares: Shares | None) -> Tensor:
+    def _collapsed(self, kind: str, shares: Shares | None, power: float = 1.0) -> Tensor:
         """Sum a kernel ("mean", "squares" of the mean, or "variance") over its window.
 
-        Each tap is weighted by its share of the positions. Passes share the result.
+        Each tap is weighted by a power of its share of the positions. Passes share the result.
         """
         if shares is None:
             return self._kernel(kind)
+        shares = tuple([tuple([share**power for share in along]) for along in shares])
         return self._once((kind, shares), lambda: self._weighted(self._kernel(kind), shares))
 
     def _kernel(self, kind: str) -> Tensor:
@@ -127,7 +129,7 @@ class Layer:
     @property
     def _inputs_first(self) -> bool:
         """Whether the input dimension of the weight comes before its output dimension."""
-        return self.function in _TRANSPOSED or self.form.weight == "other"
+        return self.function in TRANSPOSED or self.form.weight == "other"
 
     @property
     def _outputs(self) -> int:
@@ -247,7 +249,14 @@ class Layer:
         return (average if flat else (average, self._pattern(x, given))), kept
 
     def _pattern(self, x: Any, given: InputStatistics) -> Tensor:
-        """Return the pattern of a layer's noise over positions: the contribution of all inputs, with a mean of 1."""
+        """Return the pattern of a layer's noise over positions, with a mean of 1."""
+        return self._normalized(self._contributions(x, given))
+
+    def _normalized(self, pattern: Tensor) -> Tensor:
+        return pattern / self.within.mean(pattern, self.positions).clamp_min(torch.finfo(self.dtype).tiny)
+
+    def _contributions(self, x: Any, given: InputStatistics) -> Tensor:
+        """Return the sum of the contributions of all inputs to the variance of all outputs, at each position."""
         parts = []
         if self.w_variance is not None:
             parts.append(self._over_channels(given.squares, self._mass("variance")))
@@ -267,7 +276,7 @@ class Layer:
             window = torch.ones((1, 1, *self.w.shape[-self.window :]), dtype=self.dtype, device=self.w.device)
             geometry = {name: value for name, value in self.use.arguments.items() if name in _GEOMETRY}
             pattern = self.function(pattern, window, **geometry).to(self.dtype)
-        return pattern / self.within.mean(pattern, self.positions).clamp_min(torch.finfo(self.dtype).tiny)
+        return pattern
 
     def _over_channels(self, values: Tensor, factors: Tensor) -> Tensor:
         """Sum values over their channels, each with its own factor."""
@@ -314,7 +323,7 @@ class Layer:
         if not self.window:
             return None
         settings = self.use.arguments
-        transposed = self.function in _TRANSPOSED
+        transposed = self.function in TRANSPOSED
         shares = []
         for dim in range(-self.window, 0):
             stride, dilation = of_dim(settings.get("stride", 1), dim), of_dim(settings.get("dilation", 1), dim)

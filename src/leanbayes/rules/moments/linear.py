@@ -10,6 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from leanbayes.rules.moments.coherent import CoherentLayer
 from leanbayes.rules.moments.layer import Layer
 from leanbayes.rules.moments.registry import moment_rule, unsupported
 from leanbayes.rules.moments.shape import groups_of
@@ -49,7 +50,8 @@ def _uncorrected(function: Callable[..., Any], form: LinearForm, arguments: dict
             arguments["input"] = tokens.split(arguments["input"])
             layer = Layer(function, LinearUse(arguments, form), positions=[1])
             return tokens.merge(layer.shared())
-    layer = Layer(function, LinearUse(arguments, form))
+    coherent = any([isinstance(value, Moments) and value.within.coherent for value in arguments.values()])
+    layer = (CoherentLayer if coherent else Layer)(function, LinearUse(arguments, form))
     if not form.inputs:
         return layer.look_up()
     if function is F.bilinear:

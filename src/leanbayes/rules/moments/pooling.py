@@ -17,7 +17,7 @@ def _winner(x: Moments, dims: int, function: Any, *settings: Any) -> tuple[Momen
     """Return the maxima, with the noise of the elements with the largest means, and the indices of these."""
     x = settled(x, range(-dims, 0))
     loc, indices = function(x.loc, *settings, return_indices=True)
-    independent = x.independent.flatten(-dims).gather(-1, indices.flatten(-dims)).reshape(loc.shape)
+    independent = x.rest.flatten(-dims).gather(-1, indices.flatten(-dims)).reshape(loc.shape)
     return over_positions(x, loc, independent, dims), indices
 
 
@@ -77,7 +77,7 @@ def _avg_pool(x: Moments, loc: Tensor, dims: int, window: tuple[Any, ...], divis
     size, padding = _sizes(size, dims), _sizes(padding, dims)
     stride = _sizes(stride, dims) if stride else size
     x = settled(x, range(-dims, 0))
-    v = x.independent
+    v = x.rest
     lead = v.shape[:-dims]
     planes = v.reshape(-1, 1, *v.shape[-dims:])
     if dims == 1:  # avg_pool1d cannot return sums
@@ -87,7 +87,8 @@ def _avg_pool(x: Moments, loc: Tensor, dims: int, window: tuple[Any, ...], divis
     real = pool(here, size, stride, padding, ceil_mode, True, 1)  # elements of each window without padding
     share = real / divisor if divisor else pool(here, size, stride, padding, ceil_mode, include)  # real / n
     total = pool(planes, size, stride, padding, ceil_mode, True, 1)
-    averaged = (total * (share / real).square()).reshape(*lead, *loc.shape[-dims:])
+    weights = share.square() / (real if x.within.coherent else real.square())
+    averaged = (total * weights).reshape(*lead, *loc.shape[-dims:])
     result = over_positions(x, loc, averaged, dims)
     if result.common is None or not (divisor or (include and any(padding))):
         return result
@@ -143,7 +144,9 @@ def _adaptive_average(input: Moments, output_size: Any, dims: int) -> Moments:
     """Average over windows that cover the positions evenly, with the variance Σv/n² for windows of size n."""
     x = settled(input, range(-dims, 0))
     function = getattr(F, f"adaptive_avg_pool{dims}d")
-    loc, averaged = function(x.loc, output_size), function(x.independent, output_size)
+    loc, averaged = function(x.loc, output_size), function(x.rest, output_size)
+    if x.within.coherent:
+        return over_positions(x, loc, averaged, dims)
     for dim in range(-dims, 0):
         size, count = x.shape[dim], loc.shape[dim]
         lengths = [-(-(place + 1) * size // count) - place * size // count for place in range(count)]

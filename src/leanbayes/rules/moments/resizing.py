@@ -9,6 +9,7 @@ from torch import Tensor
 
 from leanbayes.rules.moments.arithmetic import scaled
 from leanbayes.rules.moments.buffers import stored
+from leanbayes.rules.moments.map_cells import similarity
 from leanbayes.rules.moments.registry import moment_rule, unsupported
 from leanbayes.rules.moments.shape import regular_along, settled
 from leanbayes.rules.moments.value import Moments, variance_dtype
@@ -40,6 +41,14 @@ def interpolate(
     if mode == "area":
         return getattr(F, f"adaptive_avg_pool{dims}d")(input, loc.shape[2:])
     x = settled(input, range(2, input.dim()))
+    if x.within.coherent:
+        v = F.interpolate(stored(x.rest), size, scale_factor, mode, align_corners, recompute_scale_factor, antialias)
+        result = over_positions(x, loc, v, dims)
+        alike = similarity(x.loc, dims)
+        if alike is not None and not mode.startswith("nearest"):
+            f = ((2 + alike) / 3) ** dims
+            result = scaled(result, loc, f.sqrt())
+        return result
     if mode.startswith("nearest"):
         v = F.interpolate(stored(x.independent), size, scale_factor, mode, None, recompute_scale_factor)
         return over_positions(x, loc, v, dims)
@@ -100,8 +109,8 @@ def pad(input: Moments, pad: Any, mode: str = "constant", value: float | None = 
     changed = [dim for dim in range(x.dim()) if _ends(pad, x.dim(), dim) != (0, 0)]
     if mode != "constant":
         x = settled(x, changed)
-        return x.like(loc, F.pad(x.independent, pad, mode), x.common)
-    independent = F.pad(x.independent, pad)
+        return x.like(loc, F.pad(x.rest, pad, mode), x.common)
+    independent = F.pad(x.rest, pad)
     if x.common is None:
         return x.like(loc, independent)
     own = [dim for dim in changed if x.common.shape[dim + 1] == x.shape[dim]]

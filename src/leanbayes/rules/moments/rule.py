@@ -36,7 +36,8 @@ class MomentPropagation(Rule):
             "paper" is "taylor" with equations 9 and 14 of VDP++: the variance of a softmax has no bound, and
             the statistics of a layer norm count as constants.
         maps: Whether the noise of convolutions differs from pixel to pixel. None means: only if the network ends in a
-            convolution, so that its outputs have pixels. Otherwise the pixels are pooled, and maps do not help.
+            convolution, so that its outputs have pixels; then the noise of neighboring pixels counts as the same.
+            Otherwise the pixels are pooled, and maps do not help.
 
     Example:
         >>> with bnn.using(leanbayes.rules.MomentPropagation(correlation="none")):
@@ -102,6 +103,7 @@ class MomentPropagation(Rule):
         first = next(tensors_of(context.inputs), None)
         within.rows = None if first is None or first.dim() == 0 else first.shape[0]
         within.maps = context.dense_output if self.maps is None else self.maps
+        within.coherent = context.dense_output and within.maps and self.correlation == "common" and not context.training
         within.counted = _counted_tokens(context.inputs)
 
     def position(self, values: Sequence[Any]) -> int:

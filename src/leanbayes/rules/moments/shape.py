@@ -52,13 +52,13 @@ def regular_along(x: Moments, dim: int) -> tuple[Moments, int]:
     end = place + len(own)
     expanded = x.common.expand(-1, *sizes[:place], *own, *sizes[end:])
     common = expanded.reshape(-1, *sizes[:place], math.prod(own), *sizes[end:])
-    return x.like(x.loc, x.independent, common, (*x.grid[:place], x.shape[dim], *x.grid[end:])), place
+    return x.like(x.loc, x.rest, common, (*x.grid[:place], x.shape[dim], *x.grid[end:])), place
 
 
 def along(x: Moments, dim: int, move: Callable[[Tensor, int], Tensor]) -> Moments:
     """Apply a function that selects elements along one dimension; a common part that is constant there stays."""
     dim %= x.dim()
-    loc, independent = move(x.loc, dim), move(x.independent, dim)
+    loc, independent = move(x.loc, dim), move(x.rest, dim)
     if x.common is None:
         return x.like(loc, independent)
     x, place = regular_along(x, dim)
@@ -77,7 +77,7 @@ def settled(x: Moments, dims: Iterable[int]) -> Moments:
         return x
     common = x.within.mean(x.common, over, lead=1)
     lost = (x.common - common).square().sum(0).expand(x.grid).reshape(x.shape)
-    return x.like(x.loc, x.independent + lost, common, x.grid)
+    return x.like(x.loc, x.rest + lost, common, x.grid)
 
 
 # -- the order of dimensions ------------------------------------------------------------------------------------------
@@ -87,7 +87,7 @@ def settled(x: Moments, dims: Iterable[int]) -> Moments:
 def permute(input: Moments, *dims: Any) -> Moments:
     """Permute dimensions, together with the dimensions of the grid that make them up."""
     order = [dim % input.dim() for dim in unpacked(dims)]
-    loc, independent = input.loc.permute(order), input.independent.permute(order)
+    loc, independent = input.loc.permute(order), input.rest.permute(order)
     if input.common is None:
         return input.like(loc, independent)
     groups = groups_of(input)
@@ -180,7 +180,7 @@ def expand(input: Any, *sizes: Any) -> Any:
         return input.expand(shape)
     loc = input.loc.expand(shape)
     x = input.reshaped(input.loc.reshape([1] * (len(shape) - input.dim()) + list(input.shape)))
-    independent = x.independent.expand(shape)
+    independent = x.rest.expand(shape)
     if x.common is None:
         return x.like(loc, independent)
     changed = [dim for dim in range(x.dim()) if x.shape[dim] != loc.shape[dim]]

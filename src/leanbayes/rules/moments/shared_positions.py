@@ -9,6 +9,7 @@ from torch import Tensor
 
 from leanbayes.rules.moments.context import Pass
 from leanbayes.rules.moments.conversions import loc_of
+from leanbayes.rules.moments.map_cells import root
 from leanbayes.rules.moments.value import Moments
 
 
@@ -45,14 +46,6 @@ class InputStatistics(NamedTuple):
 def common_variance(of_mean: Tensor, total: Tensor) -> Tensor:
     """Return the part √(c·t) of a variance t that all positions share, given the variance c of their mean."""
     return torch.minimum(root(of_mean * total), total)
-
-
-def root(x: Tensor) -> Tensor:
-    """Return √x for x ≥ 0, with a gradient of 0 instead of infinity at 0."""
-    if not torch.is_grad_enabled():
-        return x.clamp_min(0).sqrt()
-    positive = x > 0
-    return torch.where(positive, torch.where(positive, x, 1.0) ** 0.5, 0.0)
 
 
 def count_inside(start: int, stride: int, steps: int, size: int) -> int:

@@ -22,6 +22,7 @@ from torch import Tensor
 
 from leanbayes.core.tensor_like import one_line
 from leanbayes.rules.moments.context import Pass
+from leanbayes.rules.moments.map_cells import at_probes, root
 from leanbayes.rules.moments.tensor_functions import TensorFunctions
 
 Shape = tuple[int, ...]
@@ -94,6 +95,11 @@ class Moments(TensorFunctions):
     @property
     def independent(self) -> Tensor:
         """The variance of the noise that is independent for each element."""
+        return self.rest.clamp_min(0) if self.within.coherent else self.rest
+
+    @property
+    def rest(self) -> Tensor:
+        """The variance without that of common noise; in a coherent pass it is negative where there is less noise."""
         if self._factors is not None:
             (first, second), self._factors = self._factors, None
             self._independent = (first * second).expand(self.loc.shape)
@@ -101,8 +107,8 @@ class Moments(TensorFunctions):
             assert self._total is not None
             if not self.has_common:
                 return self._total
-            independent = (shrunk(self._total) - self.common_variance()).clamp_min(0)
-            self._independent = independent.expand(self.loc.shape)
+            rest = shrunk(self._total) - self.common_variance()
+            self._independent = (rest if self.within.coherent else rest.clamp_min(0)).expand(self.loc.shape)
         return self._independent
 
     @property
@@ -110,7 +116,7 @@ class Moments(TensorFunctions):
         """The variance of each element, including common noise."""
         if self._total is None:
             if not self.has_common:
-                return self.independent
+                return self.rest
             self._total = self._total_variance().expand(self.loc.shape)
         return self._total
 
@@ -127,7 +133,9 @@ class Moments(TensorFunctions):
             return torch.addcmul(shared, first, second) if isinstance(shared, Tensor) else first * second
         assert self._independent is not None
         own = cut(self._independent)
-        return own + shared if isinstance(shared, Tensor) else own
+        if not isinstance(shared, Tensor):
+            return own
+        return (own + shared).clamp_min(0) if self.within.coherent else own + shared
 
     def variance_of(self, index: tuple[slice, ...]) -> Tensor:
         """Return the variance of a part of the elements in a shape that broadcasts to it, without caching it."""
@@ -240,7 +248,8 @@ class Moments(TensorFunctions):
         """Return the moments of an elementwise function of this value.
 
         The common part is multiplied by the mean slope over its positions, and the deviation from it becomes
-        independent. Without maps, a variance that is the same at all positions stays so.
+        independent. Without maps, a variance that is the same at all positions stays so. In a coherent pass positions
+        count in the mean slope by their variance.
 
         Args:
             loc: The mean of the function.
@@ -254,6 +263,8 @@ class Moments(TensorFunctions):
             return self._like_own(loc, lambda own: own * slope**2, self.common * slope, self.grid)
         total = slope * slope * self.variance if variance is None else variance
         dims = self._shared_dims()
+        if self.within.coherent and len(dims) == self._window and slope.dim() == loc.dim():
+            return self._follow_by_probe(loc, slope.expand(loc.shape), total)
         if self.is_regular and slope.dim() == loc.dim() and all([slope.shape[dim] == 1 for dim in dims]):
             mean = slope
         else:
@@ -266,6 +277,33 @@ class Moments(TensorFunctions):
         if self._shared is not None and self.is_regular:
             result._shared = self._shared * mean.square()
         return result
+
+    @property
+    def _window(self) -> int:
+        """The number of last dimensions along which the common part is constant; -1 if it is regular nowhere."""
+        if self._common is None or not self.is_regular:
+            return -1
+        window = 0
+        while window < self.loc.dim() and self._common.shape[-1 - window] == 1 != self.loc.shape[-1 - window]:
+            window += 1
+        return window or -1
+
+    def _follow_by_probe(self, loc: Tensor, slope: Tensor, total: Tensor) -> Self:
+        """Do the same in a coherent pass: each probe has the mean slope of its part of the image.
+
+        What the variance there exceeds that of the slope times the noise is independent for each channel.
+        """
+        assert self.common is not None
+        window, count = self._window, len(self.common)
+        before = self._total_variance().expand(loc.shape)
+        after = at_probes(total.expand(loc.shape), window, count)
+        energy, own = at_probes(before * slope, window, count), at_probes(before, window, count)
+        gain = energy / own.clamp_min(torch.finfo(own.dtype).tiny)
+        rest = (after - gain * energy).clamp_min(0)
+        signs = self.within.next_signs(loc.shape[-1 - window]).to(rest)
+        signs = signs.reshape(count, *[1] * (loc.dim() - 1 - window), -1, *[1] * window)
+        common = self.common * gain + signs * (root(rest))
+        return self.like_total(loc, total.expand(loc.shape), common)
 
     def _shared_dims(self) -> list[int]:
         """Return the dimensions of the grid along which all elements have the same common noise."""
@@ -305,7 +343,7 @@ class Moments(TensorFunctions):
     def _own(self) -> tuple[Tensor, Callable[..., Self]]:
         """Return the variance that is known, independent or total, and a function that makes a value from it."""
         if self._independent is not None or self._factors is not None:
-            return self.independent, self.like
+            return self.rest, self.like
         return self.variance, self.like_total
 
     def _like_own(
