@@ -13,7 +13,19 @@ from leanbayes.cli import main
 from leanbayes.cli.runs import open_run
 
 EXPERIMENTS = Path(__file__).parents[2] / "experiments"
-TASK = ("--data", "digits", "--model", "mlp", "--model-options", "hidden=[24]", "--device", "cpu", "--quiet")
+TASK = (
+    "--data",
+    "digits",
+    "--model",
+    "mlp",
+    "--model-options",
+    "hidden=[24]",
+    "--device",
+    "cpu",
+    "--temperature",
+    "0.01",
+    "--quiet",
+)
 
 
 def test_each_fit_of_the_factors_is_scored(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

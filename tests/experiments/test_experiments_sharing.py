@@ -30,7 +30,10 @@ from leanbayes.posteriors import SharedPosterior
 
 ROOT = Path(__file__).parents[2]
 EXPERIMENTS = ROOT / "experiments"
-TASK = ("--data", "digits", "--model", "mlp", "--model-options", "hidden=[40]", "--device", "cpu", "--quiet")
+TASK = (
+    "--data", "digits", "--model", "mlp", "--model-options", "hidden=[40]", "--device", "cpu", "--temperature", "0.01",
+    "--quiet",
+)  # fmt: skip
 FEW = ("--samples", 3, "--calibration", 40, "--examples", 60, "--device", "cpu")
 GRID = ("--components", 16, "--bit-prices", "none", 0.3, "--epochs", 0, 1, "--lrs", 1e-2, "--values", "fp16", "int8")
 SHARING = "weight-sharing:components=30,threshold=0.25,border=5.991,pretrain_std=0"

@@ -70,6 +70,10 @@ class PosteriorNetwork(nn.Module):
         self.slot_places = [self.places_in(network, slot) for slot in self.layout]
         last = self.slot_places[-1][0][0] if self.slot_places else None  # outputs of dense prediction have pixels
         self._ends_in_convolution = isinstance(last, nn.modules.conv._ConvNd)
+        kernels = [
+            found[0][0] for slot, found in zip(self.layout, self.slot_places, strict=True) if len(slot.shape) > 1
+        ]
+        self._convolutional = all(isinstance(module, nn.modules.conv._ConvNd) for module in kernels)
         self._returns_maps: bool | None = None  # not known before the first pass by moments
         self._recurrent = any(isinstance(module, nn.RNNBase) for module in network.modules())
         self.forward = _Forward(self)  # type: ignore[method-assign]
@@ -335,7 +339,8 @@ class PosteriorNetwork(nn.Module):
             training=self.posterior.training,
             random=any(self.posterior.random_slots()),
             batch_first=self.batch_first,
-            dense_output=self._ends_in_convolution and self._with_maps(inputs),
+            dense_output=self._ends_in_convolution and (not self._convolutional or self._with_maps(inputs)),
+            convolutional=self._convolutional,
             output_scale=scale,
             corrections=corrections,
             buffers={name: getattr(self, f"_{name}") for name in self._rule.buffers()},
@@ -344,7 +349,7 @@ class PosteriorNetwork(nn.Module):
 
     def learn_outputs(self, *args: Any, **kwargs: Any) -> None:
         """Learn about the outputs what a pass must know before it is compiled."""
-        if self._ends_in_convolution:
+        if self._ends_in_convolution and self._convolutional:
             self._with_maps((args, kwargs))
 
     def _with_maps(self, inputs: tuple[tuple[Any, ...], dict[str, Any]]) -> bool:

@@ -21,6 +21,7 @@ class PassContext:
         random: Whether any weight has a variance.
         batch_first: Whether recurrent and attention layers take (batch, length, channels).
         dense_output: Whether the network ends in a convolution and its outputs have pixels.
+        convolutional: Whether all Bayesian weights are those of convolutions.
         output_scale: Factors of the mean and std of the outputs of one pass, as `lb.calibrate` fitted them.
         corrections: The correction of the layer of each weight, (3, channels), as `lb.calibrate` fitted it, or None.
         buffers: The tensors that `Rule.buffers` asked the model to hold.
@@ -33,6 +34,7 @@ class PassContext:
     random: bool = True
     batch_first: bool = True
     dense_output: bool = False
+    convolutional: bool = False
     output_scale: tuple[float, float] = (1.0, 1.0)
     corrections: Sequence[Tensor | None] = ()
     buffers: Mapping[str, Tensor] = field(default_factory=dict)

@@ -35,6 +35,7 @@ from leanbayes.rules.moments.shared_positions import InputStatistics, of_dim
 from leanbayes.rules.moments.value import Moments, shrunk
 
 _PROBES = 16  # that the cells use
+_LEAST = 1e-18  # of a divisor, whose square has a reciprocal, so that gradients are finite
 _FEW_OF_WINDOW, _FEW_OF_PIXEL = 4, 24  # up to so many outputs have patterns of their own, by the size of the kernel
 
 
@@ -103,7 +104,7 @@ class CoherentLayer(Layer):
         if x.common is None:
             return self._with_own(None, self._at_probes(x.variance, average, of_cells))
         common = x.common.expand(-1, *average.shape)
-        return common * (average / common.square().sum(0).clamp_min(torch.finfo(self.dtype).tiny)).sqrt()
+        return common * root(average / common.square().sum(0).clamp_min(_LEAST))
 
     def _at_probes(self, values: Tensor, average: Tensor, of_cells: Tensor | None) -> Tensor:
         """Return the mean of values at each probe, given that over all positions, and over the cells if there are."""
@@ -186,8 +187,8 @@ class CoherentLayer(Layer):
         assert squares is not None
         assert variance is not None
         few = tangents[:: max(1, len(tangents) // _PROBES)]  # from all parts of the image
-        unit = few * few.square().sum(0).clamp_min(torch.finfo(self.dtype).tiny).rsqrt()
-        tangent = unit * variance.clamp_min(0).sqrt()
+        unit = few * few.square().sum(0).clamp_min(_LEAST).rsqrt()
+        tangent = unit * root(variance)
         exact = sum([self._at_cells(tangent, kernel).square().sum(0) for kernel in self._phases(shares)])
         assert isinstance(exact, Tensor)
         if self._has_few:
@@ -199,9 +200,8 @@ class CoherentLayer(Layer):
             own = self._at_cells(second, self._collapsed("variance", shares))
             exact = exact / len(self._phases(shares)) + own
             pattern = pattern + (own if self._has_few else self._over_channels(second, self._mass("variance")))
-        tiny = torch.finfo(self.dtype).tiny
-        exact, pattern = (part / cells.mean(part).clamp_min(tiny) for part in (exact, pattern))
-        return exact / pattern.clamp_min(tiny)
+        exact, pattern = (part / cells.mean(part).clamp_min(_LEAST) for part in (exact, pattern))
+        return exact / pattern.clamp_min(_LEAST)
 
     def _at_cells(self, values: Tensor, kernel: Tensor) -> Tensor:
         """Multiply each cell by a kernel that is summed over its window."""

@@ -39,7 +39,7 @@ def similarity(mean: Tensor, window: int) -> Tensor | None:
     sizes = mean.shape[-window:] if window else ()
     if not sizes or min(sizes) >= _LARGE or min(sizes) < 2:
         return None
-    dims = list(range(1, mean.dim()))
+    dims = list(range(-window - 1, 0))  # there may be no examples
     found = []
     for dim in range(-window, 0):
         size = mean.shape[dim]

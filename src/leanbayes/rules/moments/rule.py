@@ -103,7 +103,8 @@ class MomentPropagation(Rule):
         first = next(tensors_of(context.inputs), None)
         within.rows = None if first is None or first.dim() == 0 else first.shape[0]
         within.maps = context.dense_output if self.maps is None else self.maps
-        within.coherent = context.dense_output and within.maps and self.correlation == "common" and not context.training
+        plain = context.training or not context.convolutional  # tokens have other neighbors than pixels
+        within.coherent = context.dense_output and within.maps and self.correlation == "common" and not plain
         within.counted = _counted_tokens(context.inputs)
 
     def position(self, values: Sequence[Any]) -> int:
