@@ -36,8 +36,8 @@ class MomentPropagation(Rule):
             "paper" is "taylor" with equations 9 and 14 of VDP++: the variance of a softmax has no bound, and
             the statistics of a layer norm count as constants.
         maps: Whether the noise of convolutions differs from pixel to pixel. None means: only if the network ends in a
-            convolution, so that its outputs have pixels; then the noise of neighboring pixels counts as the same.
-            Otherwise the pixels are pooled, and maps do not help.
+            convolution, so that its outputs have pixels. Otherwise the pixels are pooled, and maps do not help. If all
+            Bayesian weights are those of convolutions, the noise of neighboring pixels then counts as the same.
 
     Example:
         >>> with bnn.using(leanbayes.rules.MomentPropagation(correlation="none")):
