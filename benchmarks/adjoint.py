@@ -32,6 +32,7 @@ WAYS: dict[str, dict[str, Any]] = {
     "adjoint": {"rule": "adjoint"},
     "adjoint, each logit": {"rule": Adjoint("each")},
     "adjoint, mean of moments": {"rule": Adjoint(mean="moments")},
+    "adjoint, 3 margins, mean of moments": {"rule": Adjoint(mean="moments", margins=3)},
 }
 REFERENCE = 1000
 

@@ -33,17 +33,21 @@ PUBLISHED = {
     "csgmcmc": ("95.7 %", "ResNet-18, 200 epochs, 12 networks, [Zhang et al. 2020](https://arxiv.org/abs/1902.03932)"),
 }
 COLUMNS = (
-    "method", "accuracy", "NLL", "ECE", "NLL, temperature fitted", "plain networks with this NLL", "NLL, corrupted",
-    "AUROC, SVHN", "file, MB", "training ×", "prediction ×", "seeds", "published: accuracy, NLL, ECE", "published for",
+    "accuracy", "NLL", "ECE", "NLL, temperature fitted", "plain networks with this NLL", "NLL, corrupted",
+    "AUROC, {ood}", "file, MB", "training ×", "prediction ×", "seeds",
 )  # fmt: skip
+OF_PUBLISHED = ("published: accuracy, NLL, ECE", "published for")
+OOD = {"cifar10": ("svhn", "SVHN"), "fashion-mnist": ("mnist", "MNIST"), "digits": ("letters", "letters")}
 MEMBERS = 4  # of ensembles, as in engines.py
 NOTE = (
     "Means over seeds. “Corrupted” is the mean over 15 corruptions at severity 3. AUROC uses the entropy. “Training ×” "
-    "is wall time over that of the plain network. Three trainings shared the GPU at any time, so it is rough. Rows "
-    "after training count the time of the plain network too. “Prediction ×” counts FLOPs with all samples or members. "
-    "The ensemble is a mean over choices of members among five plain networks. Empty cells were not measured. "
-    "Published numbers are of other networks and trainings."
+    "is {time} over that of the plain network. Rows after training count the time of the plain network too. "
+    "“Prediction ×” counts FLOPs with all samples or members. The ensemble is a mean over choices of members among "
+    "five plain networks. Empty cells were not measured."
 )
+ON_GPU = "wall time, with three trainings on the GPU at any time,"  # which is rough
+ON_CPU = "processor time"
+OF_OTHERS = " Published numbers are of other networks and trainings."
 
 
 def baselines_tables(results: Path) -> Iterator[str]:
@@ -72,15 +76,28 @@ def baselines_table(
     data, model, images, epochs = task_of(records[0])
     groups: dict[str, list[dict[str, Any]]] = {}
     order = list(NAMES)
-    for record in sorted(records, key=lambda one: order.index(one["row"])):
-        groups.setdefault(name_of(record), []).append(record)
-    lines = [f"| {' | '.join(COLUMNS)} |", "|---|" + "---:|" * (len(COLUMNS) - 3) + "---|---|"]
+    by_default = any(record["settings"].get("defaults") for record in records)
+    for record in sorted(records, key=lambda one: (order.index(one["row"]), not one["settings"].get("defaults"))):
+        own = by_default and record["settings"]["temperature"] == 1  # where others have the defaults of their methods
+        groups.setdefault(f"{name_of(record)}{', temperature 1' if own else ''}", []).append(record)
+    published = data == "cifar10"
+    names = [name.format(ood=OOD[data][1]) for name in COLUMNS]
+    lines = [f"| {' | '.join(['method', *names, *(OF_PUBLISHED if published else ())])} |"]
+    lines.append("|---|" + "---:|" * len(names) + "---|" * (len(OF_PUBLISHED) if published else 0))
+
+    def add(name: str, cells: Sequence[str], row: str) -> None:
+        cells = [*cells, *(PUBLISHED.get(row, ("", "")) if published else ())]
+        lines.append(f"| {' | '.join([name, *cells])} |")
+
     for name, runs in groups.items():
-        lines.append(f"| {' | '.join([name, *_cells(runs, plain, sizes)])} |")
+        add(name, _cells(runs, plain, sizes), runs[0]["row"])
         if runs[0]["row"] == "sgd":
-            lines += [f"| {' | '.join(_ensemble(size, runs))} |" for size in sizes if size["members"] == MEMBERS]
+            for size in sizes:
+                if size["members"] == MEMBERS:
+                    add(f"{NAMES['ensemble']} of {MEMBERS}", _ensemble(size, runs), "ensemble")
     start = head(records[0], "experiments/engines.py, one file per row and seed")
-    return "\n".join([*start, f"{data}, {model}, {images:,} images, {epochs} epochs. {NOTE}\n", *lines])
+    note = NOTE.format(time=ON_GPU if records[0]["machine"]["gpus"] else ON_CPU) + (OF_OTHERS if published else "")
+    return "\n".join([*start, f"{data}, {model}, {images:,} images, {epochs} epochs. {note}\n", *lines])
 
 
 def _cells(
@@ -99,7 +116,9 @@ def _cells(
             return ""
 
     def seconds(run: dict[str, Any]) -> float:
-        own = run["costs"]["training_seconds"]
+        costs = run["costs"]
+        on_cpu = not run["machine"]["gpus"]
+        own = costs["training_processor_seconds" if on_cpu else "training_seconds"]
         return own + mean(map(seconds, plain)) if run["settings"].get("post_hoc") else own
 
     fitted = not runs[0]["settings"]["all_images"]  # without held-out images no temperature can be fitted
@@ -111,13 +130,17 @@ def _cells(
         f"{scaled:.4f}" if fitted else "",
         equivalent(scaled, sizes) if fitted and sizes else "",
         cell(lambda run: _scores(run)["corrupted"]["nll"], "{:.3f}"),
-        cell(lambda run: _scores(run)["ood"]["svhn"]["auroc"], "{:.2%}"),
-        cell(lambda run: run["costs"]["file_bytes"] / 1e6, "{:.1f}"),
+        cell(lambda run: _scores(run)["ood"][OOD[run["settings"]["data"]][0]]["auroc"], "{:.2%}"),
+        cell(lambda run: run["costs"]["file_bytes"] / 1e6, _form(runs)),
         relative(seconds) if plain or not runs[0]["settings"].get("post_hoc") else "",
         relative(lambda run: run["costs"]["predict_flops"]),
         str(len(runs)),
-        *PUBLISHED.get(runs[0]["row"], ("", "")),
     ]
+
+
+def _form(runs: Sequence[dict[str, Any]]) -> str:
+    """Return the format of a size in MB."""
+    return "{:.1f}" if mean(run["costs"]["file_bytes"] for run in runs) > 1e7 else "{:.3f}"
 
 
 def _ensemble(size: dict[str, Any], plain: Sequence[dict[str, Any]]) -> list[str]:
@@ -125,8 +148,7 @@ def _ensemble(size: dict[str, Any], plain: Sequence[dict[str, Any]]) -> list[str
     members, test, scaled = size["members"], size["test"], size["test_with_temperature"]["nll"]
     numbers = [f"{test['accuracy']:.2%}", f"{test['nll']:.4f}", f"{test['ece']:.4f}", f"{scaled:.4f}", f"{members}.0"]
     megabytes = members * mean(run["costs"]["file_bytes"] for run in plain) / 1e6
-    costs = ["", "", f"{megabytes:.1f}", f"{members}.00", f"{members}.00", "5"]
-    return [f"{NAMES['ensemble']} of {members}", *numbers, *costs, *PUBLISHED["ensemble"]]
+    return [*numbers, "", "", _form(plain).format(megabytes), f"{members}.00", f"{members}.00", "5"]
 
 
 def _scores(run: dict[str, Any]) -> dict[str, Any]:

@@ -7,13 +7,14 @@ python experiments/engines.py laplace --start trained.safetensors --out experime
 Rows: `sgd` (a plain network), `ivon` and `backprop` (mean-field by both engines), `ssvi-ivon`, `pbn-ivon`, and
 `ivon-opt`, the published optimizer in a plain loop. The baselines of the papers have rows too: `ensemble`,
 `mc-dropout`, `batch-ensemble`, `packed-ensemble`, `mimo`, `rank-1`, `rank-1-cauchy`, `lp-bnn`, `abnn`, `sngp`,
-`sparse-vd`, `sbp`, `aeb`, `swa`, `swag`, `csgmcmc`, `vbll`, and after training `laplace` (a diagonal, by samples),
-`laplace-adjoint` (the same, linearized), `laplace-last` (the full covariance of the last layer), `laplace-kron` (its
-Kronecker factors) and `std-search`. With --start these only fit the posterior to the network of an `sgd` row, which
---save-model wrote. Every row is scored with the running statistics of BatchNorm that training leaves, and with
-statistics that are refreshed under the posterior (with --no-running only with these); with and without a temperature
-that is fitted to held-out images. Corrupted test images and OOD images are scored too (`shifted.py`). The file is
-written at the end of the training.
+`variational-dropout`, `variational-dropout-inputs`, `sparse-vd`, `sbp`, `aeb`, `mbnn`, `mbnn-sparse`, `swa`, `swag`,
+`csgmcmc`, `vbll`, and after training `laplace` (a diagonal, by samples), `laplace-adjoint` (the same, linearized),
+`laplace-last` (the full covariance of the last layer), `laplace-kron` (its Kronecker factors) and `std-search`. With
+--start these only fit the posterior to the network of an `sgd` row, which --save-model wrote. Every row is scored with
+the running statistics of BatchNorm that training leaves, and with statistics that are refreshed under the posterior
+(with --no-running only with these); with and without a temperature that is fitted to held-out images. Corrupted test
+images and OOD images are scored too (`shifted.py`). With --defaults methods and training have the settings that
+`lb.fit` gives them, except for those on the command line. The file is written at the end of the training.
 """
 
 import argparse
@@ -21,6 +22,7 @@ import math
 import tempfile
 import time
 from collections.abc import Callable, Iterable
+from dataclasses import replace
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -32,7 +34,7 @@ from shifted import ood_scores, shift_scores
 from torch import Tensor, nn
 
 import leanbayes as lb
-from leanbayes.data import Batches, Data, load
+from leanbayes.data import ArrayDataset, Batches, Data, load
 from leanbayes.evaluation.cost import count_flops
 from leanbayes.networks import build
 from leanbayes.training import Recipe
@@ -54,10 +56,12 @@ METHODS: dict[str, Callable[[argparse.Namespace], lb.Method]] = {
         "last-layer", "kronecker", estimate="exact", prior_from="held-out", pretrain=args.start is None
     ),
     "std-search": lambda args: lb.StdSearch(pretrain=args.start is None),
-    "ivon": lambda args: lb.MeanField(engine="ivon", prior=prior_of(args)),
-    "backprop": lambda args: lb.MeanField(engine="backprop", prior=lb.Normal(0.05), init_std=1e-3, relative=False),
-    "ssvi-ivon": lambda args: lb.SSVI(args.density, engine="ivon", prior=prior_of(args)),
-    "pbn-ivon": lambda args: lb.PBN(args.density, engine="ivon", prior=prior_of(args), pretrain=args.pretrain),
+    "ivon": lambda args: lb.MeanField(engine="ivon", **prior_of(args)),
+    "backprop": lambda args: lb.MeanField(
+        engine="backprop", **({} if args.defaults else {"prior": lb.Normal(0.05), "init_std": 1e-3, "relative": False})
+    ),
+    "ssvi-ivon": lambda args: lb.SSVI(args.density, engine="ivon", **prior_of(args)),
+    "pbn-ivon": lambda args: lb.PBN(args.density, engine="ivon", **prior_of(args), **pretrain_of(args)),
     "ensemble": lambda args: lb.Ensemble(args.members),
     "mc-dropout": lambda args: lb.MCDropout(0.1),
     "batch-ensemble": lambda args: lb.BatchEnsemble(args.members),
@@ -66,18 +70,27 @@ METHODS: dict[str, Callable[[argparse.Namespace], lb.Method]] = {
     "rank-1": lambda args: lb.RankOne(args.members),
     "rank-1-cauchy": lambda args: lb.RankOne(args.members, distribution="cauchy"),
     "lp-bnn": lambda args: lb.LPBNN(args.members),
-    "abnn": lambda args: lb.ABNN(pretrain=args.pretrain),
+    "abnn": lambda args: lb.ABNN(**pretrain_of(args)),
     "sngp": lambda args: lb.SNGP(),
     "sparse-vd": lambda args: lb.SparseVD(),
     "sbp": lambda args: lb.SBP(),
     "aeb": lambda args: lb.AEB(args.density, temperature=args.noise),
+    "variational-dropout": lambda args: lb.VariationalDropout(),
+    "variational-dropout-inputs": lambda args: lb.VariationalDropout("inputs", rule="example"),
+    "mbnn": lambda args: lb.MBNN(),
+    "mbnn-sparse": lambda args: lb.MBNN(sparsity=0.1, interval=1),
 }
 AFTER_TRAINING = ("laplace", "laplace-adjoint", "laplace-last", "laplace-kron", "std-search")
 
 
-def prior_of(args: argparse.Namespace) -> lb.Normal:
+def prior_of(args: argparse.Namespace) -> dict[str, Any]:
     """Return the prior with a weight decay: its precision is the number of training images times the decay."""
-    return lb.Normal(1 / math.sqrt(args.decay * args.num_data))
+    return {} if args.defaults else {"prior": lb.Normal(1 / math.sqrt(args.decay * args.num_data))}
+
+
+def pretrain_of(args: argparse.Namespace) -> dict[str, Any]:
+    """Return the share of the epochs of the plain network, unless it is the method's own."""
+    return {} if args.defaults else {"pretrain": args.pretrain}
 
 
 def options() -> argparse.Namespace:
@@ -86,13 +99,20 @@ def options() -> argparse.Namespace:
     parser.add_argument("row", choices=[*METHODS, "ivon-opt"])
     parser.add_argument("--data", default="cifar10", help="name of a data set")
     parser.add_argument("--model", default="resnet-18", help="name of a network")
+    parser.add_argument("--model-options", nargs="+", default=[], metavar="NAME=VALUE", help="its settings")
+    parser.add_argument("--train-images", type=int, help="number of training images (default: all)")
+    parser.add_argument("--test-images", type=int, help="largest number of held-out and of test images (default: all)")
     parser.add_argument("--epochs", type=int, default=60)
     parser.add_argument("--batch-size", type=int, default=256)
     parser.add_argument("--warmup", type=float, default=5 / 60, help="share of the steps in which the rate rises")
     parser.add_argument("--lr", type=float, help="learning rate (default: that of the engine)")
+    parser.add_argument("--clip", type=float, help="largest norm of the gradient (default: any)")
     parser.add_argument("--decay", type=float, default=1e-3, help="precision of the prior of ivon per example")
     parser.add_argument("--hess-init", type=float, default=0.5)
     parser.add_argument("--temperature", type=float, default=1.0)
+    parser.add_argument(
+        "--defaults", action="store_true", help="use the defaults of lb.fit and of the methods, for the temperature too"
+    )
     parser.add_argument("--noise", type=float, default=1.0, help="variance of the noise of aeb, 1 for the posterior")
     parser.add_argument("--density", type=float, default=0.05, help="share of the Bayesian weights")
     parser.add_argument("--pretrain", type=float, default=0.5, help="share of the epochs of the plain network first")
@@ -111,24 +131,31 @@ def options() -> argparse.Namespace:
     parser.add_argument("--out", type=Path, required=True, help="JSON file to write")
     parser.add_argument("--save-model", type=Path, help="also save the model to this file")
     parser.add_argument("--save-probs", type=Path, help="also save the probabilities to this file, for ensembles.py")
-    return parser.parse_args()
+    args = parser.parse_args()
+    if args.defaults and args.row == "ivon-opt":
+        raise SystemExit("--defaults is for our methods: leave it out.")
+    if args.defaults:
+        args.hess_init = args.temperature = None
+    return args
 
 
 def main() -> None:
     """Train, score and write."""
     args = options()
     device = torch.device(args.device or ("cuda" if torch.cuda.is_available() else "cpu"))
-    data = load(args.data, args.root, validation_share=0.0001 if args.all_images else 0.1)
+    data = limited(load(args.data, args.root, validation_share=0.0001 if args.all_images else 0.1), args)
     args.num_data = len(data.train)  # type: ignore[arg-type]
-    network = build(args.model, data.input_shape, data.outputs, seed=args.seed)
+    given = dict(option.split("=", 1) for option in args.model_options)
+    known = {name: int(value) if value.isdigit() else value for name, value in given.items()}
+    network = build(args.model, data.input_shape, data.outputs, seed=args.seed, **known)
     if args.start is not None:
         if args.row not in AFTER_TRAINING:
             raise SystemExit(f"--start is for {', '.join(AFTER_TRAINING)}: leave it out.")
         network = lb.load(args.start, network).to_deterministic()
-    started = time.monotonic()
+    started, used = time.monotonic(), time.process_time()
     train = train_peer if args.row == "ivon-opt" else train_ours
     bnn, state = train(args, data, network, device)
-    seconds = time.monotonic() - started
+    seconds, used = time.monotonic() - started, time.process_time() - used
     scores = {} if args.no_running else {"running": score(args, bnn, data, device)}
     refresh(args, bnn, data, device)
     scores["refreshed"] = score(args, bnn, data, device, args.save_probs, shifted=True)
@@ -145,13 +172,23 @@ def main() -> None:
         "settings": {name: value for name, value in vars(args).items() if name not in files}
         | {"post_hoc": args.start is not None},
         "scores": scores,
-        "costs": {"training_seconds": seconds, **state},
+        "costs": {"training_seconds": seconds, "training_processor_seconds": used, **state},
         "versions": versions(),
         "machine": machine(),
     }
     args.out.parent.mkdir(parents=True, exist_ok=True)
     write_json(args.out, result)
     print(args.row, args.seed, {name: one["test"] for name, one in scores.items()}, f"{seconds:.0f} s", flush=True)
+
+
+def limited(data: Data, args: argparse.Namespace) -> Data:
+    """Return the first images of each split."""
+
+    def first(images: Any, count: int | None) -> Any:
+        return images if count is None else ArrayDataset(images.x[:count], images.y[:count])
+
+    scored = {name: first(getattr(data, name), args.test_images) for name in ("validation", "test")}
+    return replace(data, train=first(data.train, args.train_images), **scored)
 
 
 # -- training ---------------------------------------------------------------------------------------------------------
@@ -166,6 +203,7 @@ def train_ours(
         batch_size=args.batch_size,
         optimizer="sgd",
         lr=args.lr,
+        clip=args.clip,
         hess_init=args.hess_init,
         temperature=args.temperature,
         warmup=args.warmup,
@@ -297,7 +335,7 @@ def flops_of_prediction(args: argparse.Namespace, bnn: lb.BayesianModel, data: D
 
 def samples_of(args: argparse.Namespace, bnn: lb.BayesianModel) -> int | None:
     """Return the number of samples of a prediction. None is the number of members, or one pass."""
-    return args.samples if bnn.members is None and bnn.method.rule != "mean" else None
+    return args.samples if bnn.members is None and bnn.current_rule.random else None
 
 
 @torch.no_grad()

@@ -24,9 +24,13 @@ NAMES = {
     "lp-bnn": "LP-BNN",
     "abnn": "ABNN",
     "sngp": "SNGP",
+    "variational-dropout": "variational dropout",
+    "variational-dropout-inputs": "variational dropout, noise of inputs",
     "sparse-vd": "sparse variational dropout",
     "sbp": "structured Bayesian pruning",
     "aeb": "AEB, {density} of the weights",
+    "mbnn": "mBNN",
+    "mbnn-sparse": "mBNN, λ = 0.1, a move after each step",
     "vbll": "VBLL",
     "swa": "SWA",
     "swag": "SWAG",
@@ -125,8 +129,9 @@ def name_of(record: dict[str, Any]) -> str:
     settings = record["settings"]
     name = NAMES[record["row"]].format(density=f"{100 * settings['density']:g} %")
     # What differs from the settings of the page.
-    other = [f"temperature {settings['temperature']:g}"] if settings["temperature"] != 1 else []
-    other += [f"h₀ {settings['hess_init']:g}"] if settings["hess_init"] != 0.5 else []
+    other = [f"temperature {settings['temperature']:g}"] if settings["temperature"] not in (None, 1) else []
+    other += [f"h₀ {settings['hess_init']:g}"] if settings["hess_init"] not in (None, 0.5) else []
+    other += ["clipped gradient"] if settings.get("clip") else []
     other += [f"selected after {settings['pretrain']:.0%}"] if settings["pretrain"] != 0.5 else []
     return ", ".join([name, *other])
 

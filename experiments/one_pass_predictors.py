@@ -129,7 +129,7 @@ def _moments(bnn: lb.BayesianModel, x: Tensor, rule: str | Rule) -> Moments:
         if used.mean_rule is None:
             return output
         with bnn.using(used.mean_rule):
-            return used.combined(output, output_tensor(call_with(bnn, x)), bnn.class_dim, bnn.moment_margin)
+            return used.combined(output, output_tensor(call_with(bnn, x)), bnn.class_dim, bnn.moment_margins)
 
 
 def _margin_variance(output: Moments, rows: Rows, pair: Tensor) -> Tensor:

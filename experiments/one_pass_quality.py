@@ -6,7 +6,8 @@ The model is a file of `lb.save` or `lb.compress`. The reference are many sample
 compared with it on the same test images and on some out-of-distribution (OOD) images. With `--reference-limit`, these
 are the first of the test images, and predictors without samples are scored on all of them, too. Corrections are fitted
 on held-out images without labels. Factors and the temperature are fitted on held-out labels, and rows that use labels
-say so. Results are written after each predictor.
+say so. A model that was trained on another share than 90 % of the images needs its `--validation-share`. Results are
+written after each predictor.
 
 KL is KL(reference || predictor), the mean over examples. Correlations are those of log variances over examples: of the
 mean variance of the logits of an example, and of the difference of the two logits that are largest at the posterior
@@ -78,6 +79,9 @@ def options() -> argparse.Namespace:
     parser.add_argument("--fit-samples", type=int, default=64, help="samples that corrections are fitted to")
     parser.add_argument("--fit-inputs", type=int, default=256, help="held-out images for corrections")
     parser.add_argument("--labels", type=int, default=5000, help="held-out labels for factors and temperature")
+    parser.add_argument(
+        "--validation-share", type=float, default=0.1, help="share of the training data that the training held out"
+    )
     parser.add_argument("--batch", type=int, help="images per batch (default: 500, fewer if they are large)")
     parser.add_argument("--bf16", action="store_true", help="autocast to bfloat16")
     parser.add_argument("--compile", action="store_true", help="compile passes at once")
@@ -100,7 +104,9 @@ class Comparison:
     """All predictors of one model; results are in `record`."""
 
     def __init__(self, args: argparse.Namespace) -> None:
-        self.args, self.data = args, load(args.data, args.root, resize=args.resize and tuple(args.resize))
+        resize = args.resize and tuple(args.resize)
+        self.args = args
+        self.data = load(args.data, args.root, validation_share=args.validation_share, resize=resize)
         if self.data.test is None or self.data.task == "regression":
             raise LeanBayesError(f"{self.data.name} has no labeled test images: give a data set of classes.")
         model_options = dict(args.model_options)
@@ -139,6 +145,7 @@ class Comparison:
             "reference_samples": args.reference_samples,
             "fit": {"samples": args.fit_samples, "inputs": args.fit_inputs},
             "labels": sum(len(y) for _, y in self.labeled),
+            "validation_share": args.validation_share,
             "predictors": {},
             "left_out": {},
         }
@@ -152,7 +159,7 @@ class Comparison:
 
     def reset(self) -> None:
         """Remove all corrections and factors."""
-        self.bnn.moment_scale, self.bnn.moment_layers, self.bnn.moment_margin = (1.0, 1.0), {}, (1.0, 1.0)
+        self.bnn.moment_scale, self.bnn.moment_layers, self.bnn.moment_margins = (1.0, 1.0), {}, ()
 
     def run(self) -> None:
         """Run all predictors, and write the results after each."""
@@ -233,8 +240,10 @@ class Comparison:
         if not name:
             self.add_rule("adjoint", Adjoint())
         if "CVP" not in name:
-            rule = Adjoint(mean="moments")
-            self.add_rule(f"adjoint, mean of moments{name}", rule, margin=self.bnn.moment_margin)
+            fits = [list(fit) for fit in self.bnn.moment_margins]
+            for margins, title in (1, "adjoint"), (3, "adjoint, 3 margins"):
+                rule = Adjoint(mean="moments", margins=margins)
+                self.add_rule(f"{title}, mean of moments{name}", rule, margin_fits=fits)
 
     def with_temperature(self) -> None:
         """Score the mean network with the temperature that is best for the held-out labels."""
@@ -298,7 +307,9 @@ class Comparison:
         ways["moments, corrected layers"] = ways["moments"]
         if "adjoint" in self.record["predictors"]:
             ways["adjoint"] = lambda: bnn.predict(x, rule="adjoint")
-            ways["adjoint, mean of moments"] = lambda: bnn.predict(x, rule=Adjoint(mean="moments"))
+            one, three = (Adjoint(mean="moments", margins=margins) for margins in (1, 3))
+            ways["adjoint, mean of moments"] = lambda: bnn.predict(x, rule=one)
+            ways["adjoint, 3 margins, mean of moments"] = lambda: bnn.predict(x, rule=three)
         for count in args.counts:
             ways[f"{count} samples"] = lambda count=count: bnn.predict(x, rule="sample", samples=count, **compiled)
         taken: dict[str, list[float]] = {name: [] for name in ways}

@@ -1,21 +1,51 @@
 """Tables of one pass in all its forms, from the files that one_pass_quality.py wrote."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 Cell = Callable[[dict[str, Any]], Any]
 DATA_NAMES = {"cifar10": "CIFAR-10", "cifar100": "CIFAR-100", "svhn": "SVHN"}
+MARGIN = "margin_log_correlation"
 KINDS = {"mutual_information": "MI", "entropy": "entropy", "max_probability": "max. prob."}
+
+MARGINS = "adjoint, 3 margins, mean of moments, corrected layers"
+FORMS = {"one pass": "moments", "corrected layers": "moments, corrected layers", "three margins": MARGINS}
+
+
+def summary_tables(records: Sequence[dict[str, Any]]) -> Iterator[str]:
+    """Format the likelihood, closeness to samples and ranking of one pass without labels, a row for each model."""
+    many = {"mean network": "mean network", "100 samples": "100 samples", **FORMS}
+    some = {"30 samples": "30 samples", **FORMS}
+    for title, key, form, columns in (
+        ("NLL", "nll", ".4f", many),
+        ("KL of the probabilities from those of the most samples", "kl", ".4f", some),
+        ("Correlation of the log variance of the margin with that of the most samples", MARGIN, ".2f", some),
+    ):
+        rows = [_summary_row(record, key, form, columns) for record in records if "predictors" in record]
+        if rows:
+            yield "\n".join([f"**{title}**\n", f"| | {' | '.join(columns)} |", "|---|" + "---:|" * len(columns), *rows])
+
+
+def _summary_row(record: dict[str, Any], key: str, form: str, columns: dict[str, str]) -> str:
+    cells = []
+    for name in columns.values():
+        row = record["predictors"].get(name, {})
+        value = row.get(key) if key == "nll" else row.get("test_against_reference", {}).get(key)
+        cells.append("" if value is None else format(value, form))
+    return f"| {_name(record)} | {' | '.join(cells)} |"
+
+
+def _name(record: dict[str, Any]) -> str:
+    return f"{record['title']}: {record['model']['name']} on {DATA_NAMES.get(record['data'], record['data'])}"
 
 
 def quality_tables(record: dict[str, Any]) -> str:
     """Format the likelihood of each predictor and its closeness to samples, then decisions, OOD data and cost."""
-    machine, data = record["machine"], DATA_NAMES.get(record["data"], record["data"])
+    machine = record["machine"]
     where = ", ".join(machine["gpus"]) or f"{machine['processor']}, {machine['cores']} cores"
     pixels = "" if record["rows"] == record["images"] else f", {record['rows'] // record['images']} pixels each"
     lines = [
-        f"**{record['title']}: {record['model']['name']} on {data}** ({record['images']:,} test images{pixels}; "
-        f"{where}, {record['precision']})\n",
+        f"**{_name(record)}** ({record['images']:,} test images{pixels}; {where}, {record['precision']})\n",
         f"`{record['command']}`\n",
         *_closeness(record),
         "",
@@ -45,7 +75,7 @@ def _closeness(record: dict[str, Any]) -> list[str]:
         columns |= {
             f"KL{title}": (_against(name, "kl"), ".4f"),
             f"log corr.{title}": (_against(name, "log_correlation"), ".2f"),
-            f"margin{title}": (_against(name, "margin_log_correlation"), ".2f"),
+            f"margin{title}": (_against(name, MARGIN), ".2f"),
             f"std ratio{title}": (_against(name, "std_ratio"), ".2f"),
         }
     return _table(record["predictors"], columns)
@@ -71,7 +101,8 @@ def _timed_as(name: str) -> str:
     """Return the predictor whose time was measured: factors cost nothing, and corrections of all forms the same."""
     name = name.removesuffix(", factors by labels").removesuffix(", temperature by labels")
     name = name.replace(", one scalar per layer (CVP)", ", corrected layers")
-    return "adjoint, mean of moments" if name.startswith("adjoint, mean of moments") else name
+    measured = ("adjoint, mean of moments", "adjoint, 3 margins, mean of moments")
+    return next((known for known in measured if name.startswith(known)), name)
 
 
 def _against(name: str, key: str) -> Cell:

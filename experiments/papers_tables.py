@@ -1,17 +1,19 @@
 """The tables of docs/papers.md: every table, figure and ablation of the four papers, with the paper's numbers and ours.
 
-The rows are in papers.toml. A cell of ours calls the functions below, such as {usual cifar10_ssvi mean-field}, which
-read the files in experiments/results.
+The rows are in papers.toml. A cell of ours, or a verdict, calls the functions below, such as {usual cifar10_ssvi
+mean-field}, which read the files in experiments/results.
 """
 
 import re
 import statistics
 import tomllib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 from stored import read
+
+from leanbayes.evaluation.seeds import paired_test
 
 HERE = Path(__file__).parent
 SEEDS = ("cifar10_methods", "cifar10_methods_seed_1", "cifar10_methods_seed_2")
@@ -30,10 +32,10 @@ def papers_tables(folder: Path) -> Iterator[str]:
         ]
         for row in paper["row"]:
             try:
-                ours = re.sub(r"\{(.*?)\}", stored.call, row.get("ours", ""))
+                ours, verdict = (re.sub(r"\{(.*?)\}", stored.call, row.get(cell, "")) for cell in ("ours", "verdict"))
             except MissingResultError:
                 continue
-            cells = [row["item"], row["paper"], ours, row.get("cost", ""), row.get("seeds", ""), row["verdict"]]
+            cells = [row["item"], row["paper"], ours, row.get("cost", ""), row.get("seeds", ""), verdict]
             lines.append(f"| {' | '.join(cells)} |")
         yield "\n".join(lines)
 
@@ -109,6 +111,33 @@ class Stored:
         found = (f"{float(rate):.0%} {self.metric('mnist_pbn', f'pbn:rate={rate}', key, form)}" for rate in RATES)
         return ", ".join(found)
 
+    def paired(self, comparison: str, method: str, other: str, key: str, form: str) -> str:
+        """Return by how much a method differs from another one in a metric, over the seeds of both, and the p-value."""
+        runs = self.file(f"{comparison}.json")["results"]
+        first, second = ([run["scores"][key] for run in runs if run["name"] == name] for name in (method, other))
+        return _difference(first, second, form)
+
+    def rows_of_recipe(self, name: str) -> list[dict[str, Any]]:
+        """Return a row of pbn_recipe.py, once per seed. In a call, spaces of its name are underscores."""
+        runs = [one for one in self.file("pbn/recipe.json")["results"] if one["name"] == name.replace("_", " ")]
+        if not runs:
+            raise MissingResultError(f"{name} in pbn/recipe.json")
+        return runs
+
+    def recipe(self, name: str) -> str:
+        """Return accuracy / NLL / ECE on the test images of a row of pbn_recipe.py, means over seeds."""
+        return _triple(statistics.fmean(one["test"][key] for one in self.rows_of_recipe(name)) for key in USUAL)
+
+    def recipe_stds(self, name: str) -> str:
+        """Return the median σ of each layer that a row of pbn_recipe.py ends with, means over seeds."""
+        rows = [one["stds"] for one in self.rows_of_recipe(name)]
+        return ", ".join(f"{statistics.fmean(stds[layer]['median'] for stds in rows):.2f}" for layer in rows[0])
+
+    def recipe_paired(self, name: str, other: str, key: str, form: str) -> str:
+        """Return by how much two rows of pbn_recipe.py differ on the test images, and the p-value."""
+        first, second = ([one["test"][key] for one in self.rows_of_recipe(row)] for row in (name, other))
+        return _difference(first, second, form)
+
     def central(self, rate: str, form: str) -> str:
         """Return the share of PBN's Bayesian weights of the first layer in the central quarter, mean over seeds."""
         rows = self.file("pbn/mnist_rates.json")["results"]
@@ -153,6 +182,15 @@ class Stored:
             for name, found in methods.items()
         )
 
+    def p_value(self, name: str, key: str, first: str, *second: str) -> str:
+        """Return the p-value of the difference of two methods of vdp.py; the name of the second may have spaces."""
+        pairs = self.file(name)["summary"]["tests"][key]["pairs"]
+        found = {(pair["first"], pair["second"]): pair["p_value"] for pair in pairs}
+        value = found.get((first, " ".join(second)))
+        if value is None:
+            raise MissingResultError(f"{key} of {first} and {' '.join(second)} in {name}")
+        return f"{value:.2g}"
+
     def vdp_cost(self) -> str:
         """Return time and memory of an epoch."""
         methods = self.file("mnist_vdp.json")["summary"]["methods"]
@@ -178,6 +216,11 @@ class Stored:
         one, other = (found["criteria"].index(name) for name in (first, second))
         start, end = (found["exchanges"][number]["iou"][one][other] for number in (0, -1))
         return f"{start:.2f} at first, {end:.2f} at the end"
+
+
+def _difference(first: Sequence[float], second: Sequence[float], form: str) -> str:
+    test = paired_test(first, second)
+    return f"{test.difference:+{form}} (p = {test.p_value:.3f})"
 
 
 def _triple(values: Any) -> str:

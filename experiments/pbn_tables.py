@@ -20,7 +20,7 @@ COSTS = {
     "predict_time_ratio": ("× plain to predict", "{:.1f}"),
 }
 TOY_COLUMNS = {"rmse": "RMSE", "nll": "NLL", "std": "std", "epistemic_std": "of it epistemic"}
-NAMES = ("toy", "mnist_rates", "convergence", "weights", "cifar10", "cifar10_start", "camvid")
+NAMES = ("toy", "mnist_rates", "recipe", "convergence", "weights", "cifar10", "cifar10_start", "camvid")
 MEMBERS = 5  # of the ensembles in the paper
 SAMPLES = 5  # per training step and prediction in the paper
 # The figures of the page: the file with their numbers, and their captions.
@@ -315,6 +315,31 @@ def weights_table(record: Mapping[str, Any]) -> str:
     return "\n".join([*lines, *(f"| {name} | {mean_of(runs, name, 'statistic'):.4f} |" for name in seeds_of(runs))])
 
 
+def recipe_table(record: Mapping[str, Any]) -> str:
+    """Format the scores of each way to continue from one plain network, and the stds that it ends with."""
+    runs, half = record["results"], record["epochs"] // 2
+    layers = list(next(one["stds"] for one in runs if one["stds"]))
+    words = (
+        f"All rows continue from the same plain network of {half} epochs, for as many epochs, with the settings of "
+        f"`lb.PBN.paper()` at a rate of {record['rate']:.0%}. “Adam for stds” trains the stds by Adam, as `lb.fit` "
+        "does by default, “paper” by SGD like all else. Numbers are means over seeds; stds are medians of each layer.\n"
+    )
+    splits = {"test": "test", "test, at the means": "test, at the means", "training": "10,000 training images"}
+    titles = [f"{name}, {split}" for split in splits.values() for name in ("accuracy", "NLL")]
+    titles = [titles[0], titles[1], "ECE, test", *titles[2:], *(f"σ of layer {place}" for place in range(1, 4))]
+    lines = [*head(record, f"The recipe of the paper, {about(record)}"), words, *header(titles)]
+    for name in seeds_of(runs):
+        cells = []
+        for split in splits:
+            known = all(split in one for one in runs if one["name"] == name)
+            for key, form in (("accuracy", ".2%"), ("nll", ".4f"), *([("ece", ".4f")] if split == "test" else [])):
+                cells.append(f"{mean_of(runs, name, split, key):{form}}" if known else "")
+        stds = [one["stds"] for one in runs if one["name"] == name and one["stds"]]
+        cells += [f"{statistics.fmean(one[layer]['median'] for one in stds):.3f}" if stds else "" for layer in layers]
+        lines.append(f"| {name} | {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
 def flops_table(record: Mapping[str, Any]) -> str:
     """Format Table 1 of the paper and our counts: trained parameters, and FLOPs per training step."""
     runs = record["results"]
@@ -343,6 +368,7 @@ def paper_costs(rate: float | None) -> tuple[float, float]:
 LAYOUTS: dict[str, tuple[Callable[[Mapping[str, Any]], str], ...]] = {
     "toy": (toy_table,),
     "mnist_rates": (rate_table, flops_table),
+    "recipe": (recipe_table,),
     "weights": (weights_table,),
     "cifar10": (severity_table,),
     "cifar10_start": (severity_table,),

@@ -1,9 +1,10 @@
-"""Choose the amplitude of SNGP's kernel by held-out images. Test images are not read.
+"""Choose the amplitude of SNGP's kernel, or the bound of its layers, by held-out images. Test images are not read.
 
 python experiments/sngp_amplitude.py --out experiments/results/choices/sngp-amplitude.json
 """
 
 import argparse
+import itertools
 from pathlib import Path
 from typing import Any
 
@@ -22,11 +23,13 @@ def main() -> None:
     parser.add_argument("--data", default="digits", help="name of a data set of images")
     parser.add_argument("--model", default="small-cnn", help="name of a network")
     parser.add_argument("--amplitudes", nargs="+", type=float, default=[0.3, 1.0, 3.0, 10.0, 30.0])
+    parser.add_argument("--bounds", nargs="+", type=float, default=[lb.SNGP().norm_bound])
     parser.add_argument("--epochs", type=int, default=20)
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--out", type=Path, required=True, help="JSON file to write")
     args = parser.parse_args()
-    results = [held_out(args, amplitude, seed) for amplitude in args.amplitudes for seed in range(args.seeds)]
+    cases = itertools.product(args.amplitudes, args.bounds, range(args.seeds))
+    results = [held_out(args, *case) for case in cases]
     record = {
         "command": command_of("sngp_amplitude", args, []),
         "results": results,
@@ -37,19 +40,20 @@ def main() -> None:
     write_json(args.out, record)
 
 
-def held_out(args: argparse.Namespace, amplitude: float, seed: int) -> dict[str, Any]:
+def held_out(args: argparse.Namespace, amplitude: float, bound: float, seed: int) -> dict[str, Any]:
     """Train one network, and score it on held-out images."""
     data = load(args.data, validation_share=0.25, seed=seed)
     network = build(args.model, data.input_shape, data.outputs, seed=seed)
-    method = lb.SNGP(amplitude=amplitude, seed=seed)
+    method = lb.SNGP(amplitude=amplitude, norm_bound=bound, seed=seed)
     bnn = lb.fit(network, method, data, epochs=args.epochs, evaluate_every=0, seed=seed, device="cpu", progress=False)
     batches = Batches(data.validation, 1000, normalize=data.normalize, shuffle=False)
     x, y = next(batches.epoch())
     probs = bnn.predict(x, 30, generator=torch.Generator().manual_seed(seed)).probs
     nll = float(torch.nn.functional.nll_loss(probs.log(), y))
     accuracy = float((probs.argmax(1) == y).double().mean())
-    print(amplitude, seed, nll, accuracy, flush=True)
-    return {"amplitude": amplitude, "seed": seed, "held_out": {"examples": len(y), "nll": nll, "accuracy": accuracy}}
+    print(amplitude, bound, seed, nll, accuracy, flush=True)
+    scores = {"examples": len(y), "nll": nll, "accuracy": accuracy}
+    return {"amplitude": amplitude, "norm_bound": bound, "seed": seed, "held_out": scores}
 
 
 if __name__ == "__main__":

@@ -47,7 +47,7 @@ SSVI_PAPER: dict[str, dict[float, dict[str, Any]]] = {
         0.05: {"accuracy": 0.7383, "debiased_classwise_error": 0.0018, "train_gflops": 6e6},
     },
 }
-PAPER_EPOCHS, PAPER_SAMPLES = 200, 5
+PAPER_RECIPE = {"epochs": 200, "samples": 5, "seeds": 3}
 # The figures of the page: the file with their task, and their captions.
 FIGURES = {
     "density-*.svg": ("cifar10_density", "SSVI and RigL over the density, on all test images"),
@@ -123,15 +123,15 @@ def sparse_tables(entries: Iterable[dict[str, Any]]) -> Iterator[str]:
         if not any(one["name"].startswith("SSVI") for one in ours):
             continue
         theirs = [
-            {"name": "paper", "density": density, "epochs": PAPER_EPOCHS, "samples": PAPER_SAMPLES, **metrics}
-            for density, metrics in paper.items()
+            {"name": "paper", "density": density, **PAPER_RECIPE, **metrics} for density, metrics in paper.items()
         ]
         others = list(dict.fromkeys(name for one in theirs for name in one.get("ood", ())))
-        titles = ["density", "epochs", "samples", *(title for title, _, _ in SPARSE_COLUMNS.values())]
+        titles = ["density", "epochs", "samples", "seeds", *(title for title, _, _ in SPARSE_COLUMNS.values())]
         titles += [f"AUROC / AUPR {name}" for name in others] + [title for title, _, _ in SPARSE_COSTS.values()]
         lines = [f"**{NETWORK} on {data}**\n", f"| | {' | '.join(titles)} |", "|---|" + "---:|" * len(titles)]
         for one in sorted([*theirs, *ours], key=lambda one: (-one["density"], one["name"] != "paper")):
-            cells = [f"{one['density']:.0%}", str(one["epochs"]), str(one["samples"]), *written(one, SPARSE_COLUMNS)]
+            cells = [f"{one['density']:.0%}", *(str(one[key]) for key in ("epochs", "samples", "seeds"))]
+            cells += written(one, SPARSE_COLUMNS)
             pairs = (one.get("ood", {}).get(name) for name in others)
             cells += ["" if pair is None else " / ".join(f"{value:.2f}" for value in pair) for pair in pairs]
             lines.append(f"| {one['name']} | {' | '.join([*cells, *written(one, SPARSE_COSTS)])} |")
@@ -200,6 +200,7 @@ def sparse_entry(
         "density": method.get("density", 1.0),
         "epochs": recipe["epochs"],
         "samples": samples,
+        "seeds": len({run["seed"] for run in runs}),
         **metrics,
         "ood": pairs,  # by data set; the metric of that name is one number for all of them
     }

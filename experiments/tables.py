@@ -16,7 +16,7 @@ from baselines_tables import baselines_tables
 from engines_tables import engines_tables, temperature_table
 from headline_tables import cell, headline_tables, short_table, summary_table
 from language_tables import choices_table, language_table
-from one_pass_tables import quality_tables
+from one_pass_tables import quality_tables, summary_tables
 from papers_tables import papers_tables
 from pbn_tables import partial_tables
 from sharing_tables import sharing_tables
@@ -27,6 +27,7 @@ HERE = Path(__file__).parent
 BEGIN, END = "<!-- measured -->", "<!-- /measured -->"
 EXPERIMENTS = "<!-- measured: experiments -->"  # for pages with two tables
 ADJOINT = "<!-- measured: adjoint -->"
+ONE_PASS = "<!-- measured: one pass -->"
 HEADLINE = "<!-- measured: headline -->"
 SUMMARY = "<!-- measured: summary -->"
 HEAD = """# Results
@@ -84,6 +85,7 @@ SUBJECTS = {
     "cifar10_sharing_paper": "weight sharing",
     "cifar10_sharing_paper_seed_2": "weight sharing, another starting network and seed",
     "cifar10_ssvi": "SSVI",
+    "cifar10_resnet18": "the plain network and mean-field",
     "cifar10_vdp": "VDP++",
     "cifar10_ssvi_paper": "SSVI as in its paper",
     "cifar10_methods": "all methods",
@@ -98,8 +100,17 @@ SUBJECTS = {
     "cifar10_ssvi_long_seed_1": "SSVI, longer training, another seed",
     "cifar100_ssvi": "SSVI",
     "digits_vdp_covariance": "VDP++ and full covariances",
-    "mnist_pbn_paper": "PBN as in its paper",
+    "digits_vdp_paper": "VDP++ as in its paper, with and without a floor of the variance",
+    "mnist_pbn": "rates of PBN",
+    "mnist_pbn_paper": "PBN as in its paper, for few epochs",
+    "mnist_pbn_paper_50_epochs": "PBN as in its paper, for 50 epochs",
+    "mnist_resnet20": "the plain network",
     "mnist_sharing": "weight sharing, hierarchical and around the trained network",
+    "mnist_sharing_resnet20": "weight sharing",
+    "mnist_ssvi_additions": "additions of SSVI",
+    "mnist_vdp": "VDP++",
+    "mnist_vdp_paper": "VDP++ as in its paper, with a floor of the variance",
+    "mnist_vit_vdp": "VDP++",
     "mnist_init_std": "the initial σ",
     "mnist_init_std_no_warmup": "the initial σ, without temperature warm-up",
 }  # of comparisons with the same network and data as others
@@ -114,7 +125,7 @@ def table(record: dict[str, Any], title: str) -> str:
         f"## {title}\n",
         f"`{record['command']}`\n",
         f"{where}, torch {record['versions']['torch']}, {seeds_of(record)}, "
-        f"{recipe['epochs']} epochs of batches of {recipe['batch_size']}, temperature {recipe['temperature']}, "
+        f"{recipe['epochs']} epochs of batches of {recipe['batch_size']}, temperature {temperature_of(recipe)}, "
         f"{examples} test examples.\n",
     ]
     first = next(iter(methods.values()))
@@ -140,6 +151,12 @@ def seeds_of(record: dict[str, Any]) -> str:
     return f"seed {first}" if count == 1 else f"seeds {first} to {first + count - 1}"
 
 
+def temperature_of(recipe: dict[str, Any]) -> str:
+    """Format the temperature of a recipe, and the one that it ends with."""
+    last = recipe.get("temperature_end")
+    return f"{recipe['temperature']}" if last is None else f"from {recipe['temperature']} to {last}"
+
+
 def vdp_table(record: dict[str, Any], title: str) -> str:
     """Format the experiments of the VDP++ paper, one column per method, with tests of their differences."""
     machine, summary = record["machine"], record["summary"]
@@ -148,7 +165,7 @@ def vdp_table(record: dict[str, Any], title: str) -> str:
     lines = [
         f"## {title}\n",
         f"`{record['command']}`\n",
-        f"{where}, torch {record['versions']['torch']}, seeds {', '.join(map(str, record['seeds']))}, noise and "
+        f"{where}, torch {record['versions']['torch']}, {_listed(record['seeds'])}, noise and "
         f"pruning on {record['examples']} test images{explained_of(record)}. ± is half of the "
         f"{summary['level']:.0%} interval; p is the p-value of a one-way analysis of variance. "
         f"{' '.join(record['notes'])}\n",
@@ -162,6 +179,10 @@ def vdp_table(record: dict[str, Any], title: str) -> str:
         p_value = summary["tests"].get(key, {}).get("anova", {}).get("p_value")
         lines.append(f"| {name} | {' | '.join(cells)} | {'' if p_value is None else format(p_value, '.2g')} |")
     return "\n".join(lines)
+
+
+def _listed(seeds: list[int]) -> str:
+    return f"seed {seeds[0]}" if len(seeds) == 1 else f"seeds {', '.join(map(str, seeds))}"
 
 
 def explained_of(record: dict[str, Any]) -> str:
@@ -329,11 +350,13 @@ def main() -> None:
         name = f"{record['model']['name']} on {record['source']['name']}: overlap of the removal criteria"
         parts.append(overlap_table(record, name))
     (docs / "results.md").write_text("\n\n".join(folded(part.strip("\n")) for part in parts) + "\n")
-    passes = [one_pass_table(read(path)) for path in sorted((results / "one_pass").glob("*.json"))]
+    compared = [read(path) for path in sorted((results / "one_pass").glob("*.json"))]
+    passes = [one_pass_table(record) for record in compared]
     passes += [layers_table(read(path)) for path in sorted((results / "one_pass" / "layers").glob("*.json"))]
     passes += [factors_table(read(path)) for path in sorted((results / "factors").glob("*.json"))]
     passes += [noise_table(read(path)) for path in sorted((results / "noise_sources").glob("*.json"))]
-    fill(docs / "one_pass.md", passes)
+    fill(docs / "one_pass_results.md", passes)
+    fill(docs / "one_pass.md", summary_tables(compared), ONE_PASS)
     fill(docs / "one_pass.md", map(adjoint_table, map(read, sorted(measured[1].glob("adjoint-*.json")))), ADJOINT)
     fill(docs / "engines.md", engines_tables(results / "engines"))
     fill(docs / "baselines.md", baselines_tables(results))

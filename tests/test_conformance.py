@@ -1,11 +1,14 @@
 """Every (method, rule) row of one table passes the same tests. A new method or rule is one more row."""
 
+import contextlib
 import copy
 import dataclasses
 import functools
 import re
+import warnings
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Literal
 
 import pytest
@@ -14,10 +17,12 @@ from network_cases import CASES, LENET
 from torch import Tensor, nn
 
 import leanbayes as lb
-from leanbayes.model.method import Method
-from leanbayes.posteriors import FullPosterior, KroneckerPosterior
+from leanbayes.methods import BASELINES
+from leanbayes.model.method import METHODS, Method
+from leanbayes.posteriors import FullPosterior, KroneckerPosterior, MaskedPosterior
 from leanbayes.rules import RULES, get_rule
 
+ROOT = Path(__file__).parents[1]
 NETWORKS = {**CASES, LENET.name: LENET}
 # The first test runs on all of `CASES`, the others on one network of each kind.
 SOME = ("cnn", "vit_mha", "autoencoder", "lstm", "language_model")
@@ -224,6 +229,28 @@ def aeb() -> Row:
     return Row(method, quiet, "sample", compiled=(), prepare=walk(0.01), prepare_quietly=walk(1e-8))
 
 
+def mbnn() -> Row:
+    """Weights that are collected from a random walk, with other masks in each snapshot."""
+
+    def walk(size: float, masks: bool) -> Callable[[lb.BayesianModel, Tensor, Tensor], None]:
+        def prepare(bnn: lb.BayesianModel, x: Tensor, y: Tensor) -> None:
+            posterior, training = bnn.posterior, lb.Training(bnn, steps=6, num_data=1)
+            assert isinstance(posterior, MaskedPosterior)
+            for training.step in range(6):
+                generator = torch.Generator().manual_seed(training.step)
+                with torch.no_grad():
+                    posterior.mu.add_(size * torch.randn(bnn.layout.numel, generator=generator))
+                for layer in posterior.masked_layers() if masks else ():
+                    posterior.mask[layer][training.step % 2] = False
+                bnn.method.after_step(training)
+            bnn.method.finish(training)
+
+        return prepare
+
+    method = lb.MBNN(snapshots=4, until=0.2, temperature=0.0, interval=100)
+    return Row(method, method, "sample", compiled=(), prepare=walk(0.01, True), prepare_quietly=walk(1e-8, False))
+
+
 def sparse_vd(rule: str, unsupported: tuple[str, ...] = ()) -> Row:
     quiet = lb.SparseVD(init_std=1e-7, relative=False, rule=rule)
     return Row(lb.SparseVD(rule=rule), quiet, rule, unsupported, SMALL)
@@ -232,6 +259,11 @@ def sparse_vd(rule: str, unsupported: tuple[str, ...] = ()) -> Row:
 def sbp(rule: Literal["example", "sample"], unsupported: tuple[str, ...] = ()) -> Row:
     quiet = lb.SBP(init_std=1e-7, rule=rule)
     return Row(lb.SBP(rule=rule), quiet, rule, unsupported, SMALL)
+
+
+def variational_dropout(rule: str, unsupported: tuple[str, ...] = (), **settings: Any) -> Row:
+    ordinary, quiet = (lb.VariationalDropout(init_alpha=alpha, rule=rule, **settings) for alpha in (1e-3, 1e-12))
+    return Row(ordinary, quiet, rule, unsupported, SMALL)
 
 
 def packed() -> Row:
@@ -306,7 +338,11 @@ ROWS: dict[str, Row] = {
     "Ensemble": Row(lb.Ensemble(2), lb.Ensemble(1), "sample"),
     "SparseVD local": sparse_vd("local", ("lstm",)),
     "SparseVD sample": sparse_vd("sample"),
+    "VariationalDropout local": variational_dropout("local", ("lstm",)),
+    "VariationalDropout moments, per weight": variational_dropout("moments", per="weight"),
+    "VariationalDropout, factors of inputs": variational_dropout("example", ("lstm",), noise="inputs", per="input"),
     "AEB": aeb(),
+    "MBNN": mbnn(),
     "SBP": sbp("example", ("lstm",)),
     "SBP sample": sbp("sample"),
     "BatchEnsemble": Row(
@@ -381,6 +417,44 @@ def test_every_rule_has_a_row() -> None:
         assert bnn.rule == row.rule, name
 
 
+def documented_rules() -> dict[str, set[str]]:
+    """Return the rules of each method in the tables of the docs: what stands before a semicolon or a condition."""
+    found = {}
+    for page in ("baselines", "after_training"):
+        for line in (ROOT / "docs" / f"{page}.md").read_text().splitlines():
+            if match := re.match(r"\| `lb\.(\w+)`.*\| ([^|]+) \|$", line):
+                rules = re.split(r";|, with", match[2])[0]
+                every = (
+                    {"sample", "flipout", "local", "mean", "moments", "adjoint"} if rules.startswith("all") else set()
+                )
+                found[match[1]] = every or set(re.findall("`([a-z]+)`", rules))
+    return found
+
+
+@pytest.mark.parametrize("name", documented_rules())
+def test_the_docs_say_which_rules_work(name: str) -> None:
+    row = next(row for row in ROWS.values() if type(row.method).__name__ == name)
+    network = "mlp" if "mlp" not in row.lacking else row.networks[0]
+    bnn, x, _ = build(row, network)
+    works = set()
+    for rule in RULES:
+        with contextlib.suppress(lb.LeanBayesError), warnings.catch_warnings(action="ignore"):
+            bnn.predict(x, rule=rule)
+            works.add(rule)
+    expected = documented_rules()[name]
+    if expected == {"mean"}:  # without noise all rules are the same
+        assert "mean" in works
+        return
+    if not bnn.method.bayesian_weights:
+        expected |= {"local", "flipout"}
+    assert works - {"covariance"} == expected  # of small networks only
+
+
+def test_every_baseline_is_in_a_table_of_the_docs() -> None:
+    assert set(documented_rules()) == {type(METHODS[name]).__name__ for name in BASELINES}
+    assert {type(row.method) for row in ROWS.values()} == {type(method) for method in METHODS.values()}
+
+
 @cases(CASES)
 def test_pretrained_outputs_are_kept_without_noise(row: Row, network: str) -> None:
     case = NETWORKS[network]
@@ -398,8 +472,10 @@ def test_pretrained_outputs_are_kept_without_noise(row: Row, network: str) -> No
 @cases()
 def test_kl_is_that_of_torch_distributions(row: Row, network: str) -> None:
     bnn, _, _ = build(row, network, torch.float64)
-    if isinstance(row.method, (lb.ABNN, lb.LPBNN, lb.RankOne, lb.SparseVD, lb.SBP, lb.AEB)):
-        return  # tests/methods compares the KL of factors and of log-uniform priors, and ABNN and AEB have none
+    if isinstance(
+        row.method, (lb.ABNN, lb.LPBNN, lb.RankOne, lb.SparseVD, lb.SBP, lb.AEB, lb.MBNN, lb.VariationalDropout)
+    ):
+        return  # tests/methods compares the KL of factors and of log-uniform priors, and ABNN and chains have none
     random = bnn.posterior.variance() > 0  # pruned weights have no KL
     if not random.any() or isinstance(bnn.method, lb.SWAG):  # which has no prior
         assert bnn.kl() == 0

@@ -92,9 +92,9 @@ def test_the_command_line(engine: str, task: str) -> None:
         assert {one["lr"] for one in found} == {lr}
 
 
-@pytest.mark.parametrize(("kind", "own"), [(lb.SparseVD, 0.1), (lb.SBP, 1.0)])
+@pytest.mark.parametrize(("kind", "own"), [(lb.SparseVD, 0.1), (lb.SBP, 1.0), (lb.VariationalDropout, 0.1)])
 def test_methods_with_a_temperature_of_their_own(
-    kind: type[lb.SparseVD] | type[lb.SBP], own: float, tmp_path: Path
+    kind: type[lb.SparseVD] | type[lb.SBP] | type[lb.VariationalDropout], own: float, tmp_path: Path
 ) -> None:
     x, y = examples("classes")
     bnn = lb.bayesianize(torch.nn.Linear(3, 2), kind())

@@ -16,6 +16,7 @@ import leanbayes as lb
 from leanbayes.data import Normalize
 from leanbayes.evaluation import METRICS, evaluate
 from leanbayes.likelihoods.decisions.abstention import least_examples
+from leanbayes.methods import METHODS
 from leanbayes.report.glossary import GLOSSARY
 
 ROOT = Path(__file__).parents[1]
@@ -72,6 +73,34 @@ def test_the_page_on_training_runs(names: dict[str, object], tmp_path: Path, mon
     exec(own_loop, names)
     assert isinstance(names["training"], lb.Training)
     assert names["training"].step == names["training"].steps == 6
+
+
+FEW_STEPS = {  # and few weights
+    "csgmcmc": lb.CyclicalSGMCMC(cycles=1, per_cycle=2, exploration=0.0),
+    "aeb": lb.AEB(snapshots=2, until=0.5),
+    "mbnn": lb.MBNN(snapshots=2),
+    "lp-bnn": lb.LPBNN(latent=4),
+    "ssvi": lb.SSVI(0.5, interval=10),
+    "rigl": lb.RigL(0.5, interval=10),
+}
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_every_method_trains_in_the_loop_of_the_page(name: str, names: dict[str, object]) -> None:
+    *_, own_loop = python_blocks(ROOT / "docs" / "training.md")
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        hidden = nn.Linear(5, 16), nn.BatchNorm1d(16), nn.ReLU()
+        names |= {"model": nn.Sequential(*hidden, nn.Linear(16, 2)), "method": FEW_STEPS.get(name, METHODS[name])}
+    names["epochs"] = 20
+    exec(own_loop, names)
+    bnn, training = names["bnn"], names["training"]
+    assert isinstance(bnn, lb.BayesianModel)
+    assert isinstance(training, lb.Training)
+    assert training.step == training.steps
+    x, y = names["train_set"][:]  # type: ignore[index]
+    assert type(bnn.method) is type(METHODS[name])
+    assert (bnn.predict(x).label == y).float().mean() > 0.8
 
 
 def test_the_page_on_sparse_networks_runs(

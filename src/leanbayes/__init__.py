@@ -40,6 +40,7 @@ from leanbayes.methods import (
     ABNN,
     AEB,
     LPBNN,
+    MBNN,
     MIMO,
     PBN,
     SBP,
@@ -61,6 +62,7 @@ from leanbayes.methods import (
     RigL,
     SparseVD,
     StdSearch,
+    VariationalDropout,
     WeightSharing,
 )
 from leanbayes.methods.baselines.laplace import choose_prior
@@ -89,6 +91,7 @@ __all__ = [
     "AEB",
     "IVON",
     "LPBNN",
+    "MBNN",
     "MIMO",
     "PBN",
     "SBP",
@@ -141,6 +144,7 @@ __all__ = [
     "TokenPrediction",
     "Training",
     "UnsupportedOperation",
+    "VariationalDropout",
     "WeightSharing",
     "__version__",
     "bayesianize",

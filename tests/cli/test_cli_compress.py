@@ -105,12 +105,12 @@ def test_the_file_of_a_calibrated_regression_is_calibrated(cli: Cli) -> None:
     assert factors not in ((1, 1), load_run(Path("run")).moment_scale)  # another model has other factors
 
 
-@pytest.mark.parametrize("method", ["mc-dropout", "ensemble", "deterministic"])
-def test_a_run_without_bayesian_weights_is_refused(cli: Cli, method: str) -> None:
+@pytest.mark.parametrize("method", ["mc-dropout", "ensemble", "deterministic", "mbnn"])
+def test_a_run_without_the_bayesian_weights_of_one_network_is_refused(cli: Cli, method: str) -> None:
     cli("fit", method, *TOY, "--out", "run")
     printed = cli("compress", "run", code=1)
-    assert re.search("which has no Bayesian weights to share: compress one of .*mean-field", printed.err)
-    assert "bnn" not in printed.err
+    assert re.search("whose weights cannot be shared: compress one of .*mean-field", printed.err)
+    assert not re.search(rf"\b(bnn|{method})\b", printed.err)
     assert not Path("run", "model.lbc").exists()
 
 

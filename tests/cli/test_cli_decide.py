@@ -85,8 +85,14 @@ def test_predict_follows_the_rule_of_the_policy(cli: Cli, run: Path) -> None:
     assert (policy.rule, policy.samples) == ("moments", 1)
     (row,) = json.loads(cli("predict", run, path, "--json").out)
     assert {key: row[key] for key in one_pass} == one_pass
+    adjoint = "adjoint:margins=2,mean=moments"
+    assert decide(cli, run, "--coverage", 0.9, "--rule", adjoint).rule == adjoint
+    decided, given = (json.loads(cli("predict", run, path, "--json", *of).out) for of in ((), ("--rule", adjoint)))
+    assert decided == given
+    decide(cli, run, "--coverage", 0.9, "--rule", "moments")
     other = cli("predict", run, path, "--json", "--rule", "sample", "--samples", 3)
-    assert "fitted to predictions of one pass, but this one is of 3 samples" in other.err
+    assert "fitted to predictions with one pass (rule moments), but this one is with 3 samples" in other.err
+    assert "but this one is with one pass (rule mean)" in cli("predict", run, path, "--rule", "mean").err
 
 
 def test_a_table_has_intervals_in_the_unit_of_the_target(cli: Cli, numbers: Path) -> None:

@@ -25,7 +25,7 @@ from leanbayes.training.loop import Loop
 
 @pytest.mark.parametrize("name", METHODS)
 def test_every_method_trains(name: str, cli: Cli, tmp_path: Path) -> None:
-    epochs = ("--epochs", 8 if name in ("csgmcmc", "aeb") else len(METHODS[name].stages()))
+    epochs = ("--epochs", 8 if name in ("csgmcmc", "aeb", "mbnn") else len(METHODS[name].stages()))
     if name == "abnn":
         refused = cli("fit", name, *TOY, *epochs, "--out", tmp_path / "run", code=1)
         assert "ABNN needs normalization layers" in refused.err

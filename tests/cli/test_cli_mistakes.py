@@ -116,6 +116,7 @@ NAMES: dict[str, tuple[int, tuple[object, ...], tuple[str, ...]]] = {
     "option that should be a list": (1, ("fit", "mean-field", *TOY, "--model-options", "hidden=8"), ("hidden", "list")),
     "no model": (1, ("fit", "mean-field", *TOY, "--model", "None"), ("'None'", "mlp")),
     "rule": (2, ("evaluate", "RUN", "--rule", "guess"), ("'guess'", "--rule", "flipout")),
+    "setting of a rule": (2, ("predict", "RUN", "a.png", "--rule", "adjoint:margin=3"), ("--rule", "margins?")),
 }
 
 

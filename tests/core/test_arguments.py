@@ -88,8 +88,8 @@ CALLS: dict[str, tuple[Callable[..., Any], dict[str, Any]]] = {
 SETTINGS = (
     lb.PBN, lb.SSVI, lb.VDP, lb.Deterministic, lb.Ensemble, lb.MCDropout, lb.MeanField, lb.RigL, lb.WeightSharing,
     lb.BatchEnsemble, lb.RankOne, lb.ABNN, lb.SNGP, lb.LPBNN, lb.PackedEnsemble, lb.MIMO, lb.Laplace, lb.StdSearch,
-    lb.SWA, lb.AEB, lb.SparseVD, lb.SBP, lb.SWAG, lb.CyclicalSGMCMC, lb.VBLL, lb.Normal, lb.ScaleMixture, Recipe,
-    EvaluationSettings,
+    lb.SWA, lb.AEB, lb.MBNN, lb.SparseVD, lb.SBP, lb.SWAG, lb.CyclicalSGMCMC, lb.VBLL, lb.Normal, lb.ScaleMixture,
+    lb.VariationalDropout, Recipe, EvaluationSettings,
 )  # fmt: skip
 
 

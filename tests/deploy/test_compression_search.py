@@ -16,6 +16,7 @@ from leanbayes.deploy.compact.compact_file import Trial
 from leanbayes.deploy.compact.search import parse_size
 from leanbayes.evaluation import evaluate
 from leanbayes.model.validation_nll import validation_nll
+from leanbayes.rules import Adjoint
 
 FINE, COARSE = Trial(64, None, "fp16"), Trial(8, None, "int8")
 Batches = list[tuple[Tensor, Tensor]]
@@ -96,6 +97,28 @@ def test_the_score_is_the_nll_of_the_loaded_file(batches: Batches, tmp_path: Pat
     assert file.chosen is not None
     assert file.chosen.nll == pytest.approx(evaluate(loaded, batches, samples=5, seed=3)["nll"], rel=1e-9)
     assert file.nll_before == pytest.approx(evaluate(bnn, batches, samples=5, seed=3)["nll"], rel=1e-9)
+
+
+def test_the_file_predicts_by_the_rule_of_the_model(batches: Batches, tmp_path: Path) -> None:
+    bnn = model()
+    for rule in ("moments", Adjoint(mean="moments", margins=2), "sample"):
+        bnn.rule = rule
+        file = lb.compress(bnn, tmp_path / "a", data=batches)
+        loaded = lb.load(tmp_path / "a", network()).eval()
+        assert loaded.current_rule == bnn.current_rule
+        assert file.nll_before is not None
+        assert file.nll_before == pytest.approx(evaluate(bnn, batches, rule=rule)["nll"], rel=1e-5)
+        assert file.tried[0].nll == pytest.approx(evaluate(loaded, batches, rule=rule)["nll"], rel=1e-5)
+
+
+def test_groups_of_weights_are_compressed_with_another_rule_than_their_own(batches: Batches, tmp_path: Path) -> None:
+    bnn = lb.bayesianize(network(), lb.SBP(samples=3)).eval()
+    lb.compress(bnn, tmp_path / "a", data=batches)
+    loaded = lb.load(tmp_path / "a", network()).eval()
+    assert (bnn.rule, loaded.rule) == ("example", "sample")
+    x = batches[0][0]
+    wanted, found = (of.predict(x, rule="mean").probs for of in (bnn, loaded))
+    assert (wanted - found).abs().max() < 0.02
 
 
 def test_a_calibrated_model_gives_a_calibrated_file(batches: Batches, tmp_path: Path) -> None:
@@ -215,7 +238,7 @@ def test_mistakes_are_reported_in_one_sentence(batches: Batches, tmp_path: Path)
         with pytest.raises(lb.LeanBayesError, match=message) as caught:
             lb.compress(model(), tmp_path / "a", **settings)
         assert "\n" not in str(caught.value)
-    with pytest.raises(lb.LeanBayesError, match="Ensemble has no Bayesian weights to share"):
+    with pytest.raises(lb.LeanBayesError, match="The weights of Ensemble cannot be shared"):
         lb.compress(lb.bayesianize(network(), lb.Ensemble(2)), tmp_path / "a", data=batches)
     assert not [*tmp_path.iterdir()]
 

@@ -260,6 +260,11 @@ def test_a_policy_of_other_predictions_is_left_out(tmp_path: Path) -> None:
     with pytest.warns(lb.RuleMismatchWarning, match="the file does not have it"):
         made = lb.export_onnx(bnn, tmp_path / "a.onnx", x[:2])
     assert "policy" not in metadata_of(made.path)
+    other = MomentPropagation(correlation="none")
+    lb.decide.fit(bnn, [(x, bnn.predict(x).label)], coverage=0.8, rule=other)
+    assert "policy" in metadata_of(lb.export_onnx(bnn, tmp_path / "a.onnx", x[:2], rule=other).path)
+    with pytest.warns(lb.RuleMismatchWarning, match="the file does not have it"):
+        lb.export_onnx(bnn, tmp_path / "a.onnx", x[:2])
     bnn.policy = None
     with pytest.raises(lb.LeanBayesError, match="'units'"):
         lb.export_onnx(bnn, tmp_path / "b.onnx", x[:2], metadata={"units": "m"})

@@ -1,4 +1,4 @@
-"""Tests of the weight between the two variances of a margin, which `lb.calibrate(..., layers=True)` fits."""
+"""Tests of how the two variances of margins are combined, which `lb.calibrate(..., layers=True)` fits."""
 
 from pathlib import Path
 
@@ -10,9 +10,10 @@ from torch import Tensor, nn
 import leanbayes as lb
 from leanbayes.cli.info import _file_lines
 from leanbayes.core.network import evaluation_mode
+from leanbayes.deploy.header import moment_margins_of
 from leanbayes.deploy.loading import describe
 from leanbayes.errors import FileFormatError
-from leanbayes.rules import Adjoint
+from leanbayes.rules import Adjoint, MarginFit
 
 
 def network() -> nn.Module:
@@ -56,15 +57,16 @@ def test_the_fit_is_least_squares(calibrated: tuple[lb.BayesianModel, Tensor]) -
     columns = np.stack([(own - first).numpy(), np.ones(128)], 1)
     (weight, offset), *_ = np.linalg.lstsq(columns, (true - first).numpy(), rcond=None)
     assert 0.05 < weight < 1  # so that no limit applies
-    assert bnn.moment_margin[0] == pytest.approx(weight, abs=0.12)
-    assert bnn.moment_margin[1] == pytest.approx(np.exp(offset / 2), rel=0.05)
+    assert len(bnn.moment_margins) == 3
+    assert bnn.moment_margins[0].weight == pytest.approx(weight, abs=0.12)
+    assert bnn.moment_margins[0].factor == pytest.approx(np.exp(offset / 2), rel=0.05)
 
 
 def test_predictions_use_the_fit(calibrated: tuple[lb.BayesianModel, Tensor]) -> None:
     """On other inputs, the combined variances are closer to samples than either of the two."""
     bnn, x = calibrated
     own, first, true = logs(bnn, x[128:], 2000)
-    weight, factor = bnn.moment_margin
+    weight, factor, *_ = bnn.moment_margins[0]
     expected = (1 - weight) * first + weight * own + 2 * np.log(factor)
     prediction = bnn.predict(x[128:], rule=Adjoint(mean="moments"), keep_outputs=True)
     with torch.no_grad(), bnn.using("adjoint"), evaluation_mode(bnn):
@@ -75,21 +77,68 @@ def test_predictions_use_the_fit(calibrated: tuple[lb.BayesianModel, Tensor]) ->
     assert errors[0] < min(errors[1:])
 
 
+@torch.no_grad()
+def test_the_fit_of_all_noise_is_least_squares(calibrated: tuple[lb.BayesianModel, Tensor]) -> None:
+    """Against NumPy's least squares of the mean variance of the logits, with 2000 samples in place of 48."""
+    bnn, x = calibrated
+    x = x[:128]
+    source = torch.Generator().manual_seed(3)
+    true = bnn.predict(x, rule="sample", samples=2000, generator=source, keep_outputs=True).outputs.var(0).mean(1)
+    with bnn.using("moments"):
+        first = bnn(x).variance.mean(1)
+    for count, fit in enumerate(bnn.moment_margins, 1):
+        ratios = []
+        for k in range(1, count + 1):  # a margin at a time, by brute force: the largest logit and the k-th other one
+            ratios.append(margin_ratio(bnn, x, k))
+        columns = np.stack([torch.stack(ratios).mean(0).numpy(), np.ones(len(x))], 1)
+        (weight, offset), *_ = np.linalg.lstsq(columns, (true / first).log().numpy(), rcond=None)
+        assert 0 < weight < 1  # so that no limit applies
+        assert fit.total_weight == pytest.approx(weight, abs=0.12)
+        assert fit.total_factor == pytest.approx(np.exp(offset / 2), rel=0.05)
+
+
+def margin_ratio(bnn: lb.BayesianModel, x: Tensor, k: int) -> Tensor:
+    """Return the log of the ratio of two variances of a margin: by gradients of single examples, and by one pass."""
+    with bnn.using("mean"):
+        order = bnn(x).topk(k + 1, 1).indices[:, [0, k]]
+    with bnn.using("moments"):
+        out = bnn(x)
+    covariance = torch.diag_embed(out.independent) + torch.einsum("rni,rnj->nij", out.common, out.common)
+    rows, (i, j) = torch.arange(len(x)), order.unbind(1)
+    first = covariance[rows, i, i] + covariance[rows, j, j] - 2 * covariance[rows, i, j]
+    net = bnn.to_deterministic().eval()
+    weights: dict[str, Tensor] = dict(net.named_parameters())
+    variances = dict(zip([slot.name for slot in bnn.layout], bnn.layout.split(bnn.posterior.variance()), strict=True))
+
+    def margin(weights: dict[str, Tensor], x: Tensor, order: Tensor) -> Tensor:
+        return torch.func.functional_call(net, weights, x[None])[0, order].diff().neg()[0]
+
+    gradients = torch.func.vmap(torch.func.grad(margin), (None, 0, 0))(weights, x, order)
+    parts = [(gradients[name].square() * variance).flatten(1).sum(1) for name, variance in variances.items()]
+    return (torch.stack(parts).sum(0) / first).log()
+
+
 def test_files_keep_the_fit(calibrated: tuple[lb.BayesianModel, Tensor], tmp_path: Path) -> None:
     bnn, x = calibrated
     path = tmp_path / "model.safetensors"
     lb.save(bnn, path)
     loaded = lb.load(path, network())
-    assert loaded.moment_margin == bnn.moment_margin
-    rule = Adjoint(mean="moments")
+    assert loaded.moment_margins == bnn.moment_margins
+    rule = Adjoint(mean="moments", margins=2)
     assert torch.equal(loaded.predict(x, rule=rule).probs, bnn.predict(x, rule=rule).probs)
-    weight, factor = bnn.moment_margin
+    weight, factor, *_ = bnn.moment_margins[0]
     assert f"adjoint: weight {weight:.4g}, std × {factor:.4g}" in dict(_file_lines(path, describe(path)))["one pass"]
-    assert lb.restrict(bnn, 0.5).moment_margin == (1.0, 1.0)
-    loaded.moment_margin = (1.5, 1.0)
-    lb.save(loaded, path)
-    with pytest.raises(FileFormatError, match="fit of the margin"):
-        lb.load(path, network())
+    assert lb.restrict(bnn, 0.5).moment_margins == ()
+    for wrong in (MarginFit(1.5), MarginFit(factor=0.0), MarginFit(total_weight=-0.1), MarginFit(total_factor=np.inf)):
+        loaded.moment_margins = (wrong,)
+        lb.save(loaded, path)
+        with pytest.raises(FileFormatError, match="fit of the margins"):
+            lb.load(path, network())
+
+
+def test_older_files_have_one_margin() -> None:
+    assert moment_margins_of({"moment_margin": [0.5, 1.25]}) == (MarginFit(0.5, 1.25, 0.0, 1.0),)
+    assert moment_margins_of({}) == ()
 
 
 def test_outputs_that_are_not_classes_have_no_fit() -> None:
@@ -98,7 +147,7 @@ def test_outputs_that_are_not_classes_have_no_fit() -> None:
     )
     x = torch.randn(40, 3, generator=torch.Generator().manual_seed(0))
     lb.calibrate(bnn, [x], layers=True, samples=4, generator=torch.Generator().manual_seed(0))
-    assert bnn.moment_margin == (1.0, 1.0)
+    assert bnn.moment_margins == ()
 
 
 def test_recurrent_networks_have_no_fit() -> None:
@@ -114,4 +163,4 @@ def test_recurrent_networks_have_no_fit() -> None:
     x = torch.randn(32, 5, 3, generator=torch.Generator().manual_seed(0))
     lb.calibrate(bnn, [x], layers=True, factors=False, samples=4, generator=torch.Generator().manual_seed(0))
     assert bnn.moment_layers
-    assert bnn.moment_margin == (1.0, 1.0)
+    assert bnn.moment_margins == ()

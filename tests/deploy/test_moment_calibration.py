@@ -44,6 +44,30 @@ def test_exact_moments_need_no_factors_even_with_few_samples(samples: int, likel
     assert abs(stds.log().mean()) < 5 * stds.log().std() / 30**0.5 + 1e-3
 
 
+def test_the_noise_of_samples_does_not_decide_about_the_std() -> None:
+    """A small σ hardly changes the mean probabilities, and 30 samples of them have more noise than that."""
+    torch.manual_seed(0)
+    network = nn.Linear(4, 3)
+    with torch.no_grad():
+        network.weight *= 0.3
+    bnn = lb.bayesianize(network, lb.MeanField(init_std=1.0)).eval()
+    x = inputs(100, 4)
+    true = bnn.predict(x, rule="sample", samples=5000, generator=generator(9)).mutual_information.mean()
+    for seed in range(10):
+        lb.calibrate(bnn, [x], to="samples", generator=generator(seed))
+        ratio = bnn.predict(x, rule="moments").mutual_information.mean() / true
+        assert 0.7 < ratio < 1.5
+
+
+def test_copies_of_examples_share_the_noise_of_samples() -> None:
+    bnn, x = linear(lb.Categorical()), inputs(10, 6)
+    once, often = (
+        lb.calibrate(bnn, [of], to="samples", samples=8, generator=generator(3)) for of in (x, x.repeat(20, 1))
+    )
+    assert once == pytest.approx(often, rel=1e-3)
+    assert once != pytest.approx((1, 1), rel=1e-2)
+
+
 def underestimating(likelihood: Likelihood, outputs: int = 3) -> tuple[lb.BayesianModel, Tensor]:
     """A model whose rule ignores that all pixels share the noise of a convolution, and inputs."""
     torch.manual_seed(0)

@@ -129,7 +129,7 @@ def test_describe_counts_the_bayesian_weights(method: lb.Method, share: float, t
 @pytest.mark.parametrize("method", [lb.MeanField(), lb.VDP(), lb.VDP.paper()], ids=["mean-field", "vdp", "paper"])
 def test_a_rule_with_settings_is_restored(method: lb.Method, tmp_path: Path) -> None:
     bnn = lb.bayesianize(CASES["mlp"].build(), method)
-    for rule in (MomentPropagation("none", "taylor"), MomentPropagation(maps=True), MomentPropagation()):
+    for rule in (MomentPropagation("none", "taylor"), MomentPropagation(maps="independent"), MomentPropagation()):
         bnn.rule = rule
         assert round_trip(bnn, CASES["mlp"].build(), tmp_path).current_rule == rule
     bnn.rule = "sample"
@@ -344,6 +344,8 @@ HEADERS: dict[str, tuple[Callable[[dict[str, Any]], Any], str]] = {
     "bad dtype": (lambda h: h["layout"][0].update(dtype="float33"), "float33"),
     "dtype that is a function": (lambda h: h["layout"][0].update(dtype="zeros"), "zeros"),
     "fan_in of zero": (lambda h: h["layout"][0].update(fan_in=0), "header"),
+    "inputs in no dimension": (lambda h: h["layout"][0].update(input_dim=2), "header"),
+    "inputs in a dimension below 0": (lambda h: h["layout"][0].update(input_dim=-1), "header"),
     "alias of nothing": (lambda h: h.update(aliases={"a": "b"}), "header"),
     "bad report": (lambda h: h.update(report=[["a"]]), "header"),
 }

@@ -164,6 +164,7 @@ def weights_of(bnn: lb.BayesianModel) -> Tensor:
 CHAINS = {
     "csgmcmc": lb.CyclicalSGMCMC(cycles=2, per_cycle=2, exploration=0.3),
     "aeb": lb.AEB(density=0.5, snapshots=3, interval=2),
+    "mbnn": lb.MBNN(sparsity=0.2, snapshots=3, interval=1, temperature=1.0),
 }
 
 
@@ -181,7 +182,8 @@ def test_a_chain_on_sequences_is_that_on_their_labeled_tokens(name: str) -> None
             "lr": 0.3,
             "likelihood": lb.Categorical(class_dim=-1),
         }
-        trained.append(lb.fit(torch.nn.Linear(3, 4), CHAINS[name], data, **{**FIT, **settings, "epochs": 20}))
+        network = torch.nn.Sequential(torch.nn.Linear(3, 6), torch.nn.Tanh(), torch.nn.Linear(6, 4))
+        trained.append(lb.fit(network, CHAINS[name], data, **{**FIT, **settings, "epochs": 20}))
     torch.testing.assert_close(*map(weights_of, trained), rtol=1e-4, atol=1e-5)
 
 

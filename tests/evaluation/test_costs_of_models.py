@@ -165,6 +165,17 @@ def test_flops_of_a_prediction(method: lb.Method, samples: int | None, rule: str
     assert count_flops(bnn, x, samples, rule) == Flops(passes * MLP, passes * MLP)
 
 
+@pytest.mark.parametrize("rule", ["moments", "adjoint"])
+def test_one_pass_is_counted_for_any_number_of_samples(rule: str) -> None:
+    bnn, x = model("mlp", lb.MeanField())
+    calls: list[int] = []
+    handle = bnn.network.register_forward_hook(lambda *_: calls.append(1))
+    bnn.predict(x, 7, rule=rule)
+    handle.remove()
+    assert len(calls) == 1
+    assert count_flops(bnn, x, 7, rule) == count_flops(bnn, x, None, rule)
+
+
 def test_each_member_has_its_own_density() -> None:
     bnn, x = model("mlp", lb.Ensemble(3))
     with torch.no_grad():

@@ -17,6 +17,7 @@ from leanbayes.deploy.loading import describe
 from leanbayes.likelihoods.decisions.abstention import fit_abstention
 from leanbayes.likelihoods.decisions.conformal import fit_intervals, fit_sets
 from leanbayes.likelihoods.decisions.ood_gate import fit_gate
+from leanbayes.rules import Adjoint, MomentPropagation
 
 
 def network(outputs: int = 3) -> nn.Module:
@@ -107,6 +108,28 @@ def test_samples_and_one_pass_have_policies(bnn: lb.BayesianModel, rule: str) ->
     sets = policy(predict(bnn, x, rule=rule)).sets
     assert sets is not None
     assert sets.gather(-1, y[:, None]).double().mean() >= 0.87
+
+
+@pytest.mark.parametrize("as_current", [True, False])
+def test_a_policy_remembers_the_settings_of_a_rule(bnn: lb.BayesianModel, tmp_path: Path, as_current: bool) -> None:
+    rule, x = Adjoint(mean="moments", margins=2), points(50, 2)[0]
+    if as_current:
+        bnn.rule = rule
+    policy = lb.decide.fit(bnn, batches(), coverage=0.9, rule=None if as_current else rule)
+    lb.save(bnn, tmp_path / "model.safetensors")
+    loaded = lb.load(tmp_path / "model.safetensors", network())
+    assert loaded.policy == policy
+    found, expected = loaded.predict(x, rule=policy.rule), bnn.predict(x, rule=rule)
+    assert torch.equal(found.probs, expected.probs)
+    assert not torch.equal(found.probs, bnn.predict(x, rule="adjoint").probs)
+
+
+@pytest.mark.parametrize("other", ["mean", "adjoint", "moments:correlation=none"])
+def test_a_policy_warns_of_another_rule_with_as_many_passes(bnn: lb.BayesianModel, other: str) -> None:
+    policy, x = lb.decide.fit(bnn, batches(), coverage=0.9, rule="moments"), points(5, 2)[0]
+    policy(bnn.predict(x, rule=MomentPropagation()))
+    with pytest.warns(lb.RuleMismatchWarning, match=rf"\(rule moments\), but this one is .* \(rule {other}\): its"):
+        policy(bnn.predict(x, rule=other))
 
 
 def test_a_plain_network_raises_alarms_by_entropy() -> None:

@@ -22,7 +22,7 @@ from leanbayes.methods import METHODS as ALL_METHODS
 from leanbayes.methods.sparse_training.base import SparseMethod
 
 METHODS = {**ALL_METHODS, "pbn": lb.PBN(0.2, sensitivity="random")}  # its default sensitivity needs data
-for without_noise in ("laplace", "std-search", "swag", "csgmcmc", "aeb"):  # before they are fitted or trained
+for without_noise in ("laplace", "std-search", "swag", "csgmcmc", "aeb", "mbnn"):  # before they are fitted or trained
     METHODS.pop(without_noise)
 
 MEASURES: dict[str, Callable[..., Tensor]] = {"infidelity": infidelity, "sensitivity_max": sensitivity_max}

@@ -71,7 +71,7 @@ def weights_and_others(bnn: lb.BayesianModel) -> tuple[dict[str, Tensor], dict[s
             for name in ("weight", "bias")
             if isinstance(value := getattr(module, name, None), Tensor)
         }
-    if isinstance(bnn.method, lb.AEB):  # the copies of the network have the same weights
+    if isinstance(bnn.method, (lb.AEB, lb.MBNN)):  # the copies of the network have the same weights
         seen = {name: value for name, value in seen.items() if value.dim() == 1 or name.startswith("networks.0.")}
     stacked = isinstance(bnn.method, lb.PackedEnsemble)  # the first dimension is that of the members
     matrices = {name: value for name, value in seen.items() if value.dim() > 1 + stacked}
@@ -278,7 +278,7 @@ def test_share_1_leaves_only_the_biases(method: str) -> None:
     heads = [p.detach() for p in bnn.network.parameters() if p.shape == (3,)]
     if isinstance(bnn.method, (lb.MIMO, lb.PackedEnsemble)):  # the last bias has the outputs of all members
         heads = list([*bnn.network.parameters()][-1].detach().reshape(-1, 3))
-    if isinstance(bnn.method, lb.AEB):  # a chain without members is its last copy
+    if isinstance(bnn.method, (lb.AEB, lb.MBNN)):  # a chain without members is its last copy
         heads = heads[-1:]
     assert torch.equal(outputs, torch.stack(heads).repeat(len(outputs) // len(heads), 1)[:, None].expand_as(outputs))
 

@@ -25,7 +25,9 @@ from training_cases import expect, finish, together
 
 import leanbayes as lb
 from leanbayes.evaluation import METRICS, Scores, Sum, Whole, evaluate, mean
+from leanbayes.evaluation.cost import count_flops
 from leanbayes.evaluation.outcomes import ClassOutcome
+from leanbayes.rules import Adjoint
 
 # -- accumulating -----------------------------------------------------------------------------------------------------
 
@@ -231,6 +233,19 @@ def test_samples_seed_and_rule_are_passed_to_predict() -> None:
     assert evaluate(bnn, batches([40]), samples=2, seed=1) != first
     assert evaluate(bnn, batches([40]), samples=3) != first
     assert evaluate(bnn, batches([40]), rule="mean")["mutual_information"] == pytest.approx(0, abs=1e-6)
+
+
+def test_a_rule_may_have_its_own_settings() -> None:
+    """The scores are those of its predictions, and its cost is that of its passes."""
+    bnn, x = lb.bayesianize(CASES["cnn"].build(), lb.MeanField(init_std=0.3)), CASES["cnn"].example()
+    rule = Adjoint(mean="moments", margins=2)
+    probs = bnn.predict(x, rule=rule).probs
+    y = torch.zeros(len(x), dtype=torch.long)
+    found = evaluate(bnn, [(x, y)], rule=rule)["nll"]
+    assert found == pytest.approx(-probs[:, 0].log().mean().item(), rel=1e-5)
+    assert found != pytest.approx(evaluate(bnn, [(x, y)], rule="adjoint")["nll"], rel=1e-3)
+    both, margins, moments = (count_flops(bnn, x, rule=used) for used in (rule, Adjoint(margins=2), "moments"))
+    assert both == margins + moments
 
 
 def test_scoring_does_not_change_the_noise_and_the_mode_of_a_model() -> None:

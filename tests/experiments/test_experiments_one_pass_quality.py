@@ -37,9 +37,11 @@ def test_every_predictor_is_compared_with_the_reference(tmp_path: Path, monkeypa
     corrections = ("", ", one scalar per layer (CVP)", ", corrected layers")
     assert list(rows) == [
         *("4 samples", "8 samples", "mean network", "mean network, temperature by labels"),
-        *("moments", "adjoint", "adjoint, mean of moments", "moments, factors by labels"),
+        *("moments", "adjoint", "adjoint, mean of moments", "adjoint, 3 margins, mean of moments"),
+        "moments, factors by labels",
         *("moments" + corrections[1], f"moments{corrections[1]}, factors by labels"),
         *("moments" + corrections[2], "adjoint, mean of moments, corrected layers"),
+        "adjoint, 3 margins, mean of moments, corrected layers",
         f"moments{corrections[2]}, factors by labels",
     ]
     assert {name for name, row in rows.items() if row["uses_labels"]} == {name for name in rows if "labels" in name}
@@ -49,6 +51,9 @@ def test_every_predictor_is_compared_with_the_reference(tmp_path: Path, monkeypa
     assert 0.5 < close["moments, corrected layers"]["std_ratio"] < 2
     assert 0.8 < close["adjoint"]["margin_std_ratio"] < 1.25  # by an independent formula
     assert close["adjoint"]["margin_log_correlation"] > 0.5
+    corrected = close["adjoint, 3 margins, mean of moments, corrected layers"]
+    assert corrected["kl"] < close["moments"]["kl"]
+    assert corrected["log_correlation"] > close["moments, corrected layers"]["log_correlation"]
     assert "log_correlation" not in close["mean network"]
     for row in rows.values():
         assert row["letters_against_reference"]["kl"] > 0

@@ -27,7 +27,8 @@ from leanbayes.networks import build
 
 ROOT = Path(__file__).parents[2]
 EXPERIMENTS = ROOT / "experiments"
-TABLE_MODULES = ["tables", "headline_rows", "stored", *sorted(path.stem for path in EXPERIMENTS.glob("*_tables.py"))]
+TABLE_MODULES = ["tables", "headline_rows", "engine_rows", "stored"]
+TABLE_MODULES += sorted(path.stem for path in EXPERIMENTS.glob("*_tables.py"))
 METHODS = ("ssvi:density=0.3,samples=3", "mean-field:samples=2")
 
 
@@ -212,7 +213,7 @@ def pages(folder: Path) -> Path:
         shutil.copy(EXPERIMENTS / f"{name}.py", folder / "experiments")
     shutil.copy(EXPERIMENTS / "papers.toml", folder / "experiments")
     (folder / "docs" / "guide").mkdir()
-    measured = ("baselines", "engines", "one_pass", "papers", "partial", "sharing", "sparse")
+    measured = ("baselines", "engines", "one_pass", "one_pass_results", "papers", "partial", "sharing", "sparse")
     for name in (*measured, "guide/language_models", "guide/tune"):
         (folder / "docs" / f"{name}.md").write_text("before\n<!-- measured -->\nold\n<!-- /measured -->\nafter\n")
     for name, mark in (("README.md", "summary"), ("docs/guide/choose.md", "headline")):

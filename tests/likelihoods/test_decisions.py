@@ -344,7 +344,9 @@ def test_the_reason_is_noise_in_the_data_or_lack_of_knowledge() -> None:
 
 
 def test_a_policy_warns_of_other_predictions() -> None:
-    with pytest.warns(lb.RuleMismatchWarning, match="fitted to predictions of one pass, but this one is of 8 samples"):
+    with pytest.warns(
+        lb.RuleMismatchWarning, match="fitted to predictions with one pass .*, but this one is with 8 samples"
+    ):
         Policy("moments", 1, ABSTENTION)(of_classes(PROBS))
     mean = torch.zeros(2, 1)
     regression = lb.RegressionPrediction(1, None, mean, mean + 1, mean)

@@ -11,7 +11,7 @@ from torch.distributions import Laplace, Normal
 
 import leanbayes as lb
 from leanbayes.evaluation.pruning import prune
-from leanbayes.methods.baselines.aeb import SparseChain
+from leanbayes.methods.baselines.snapshots import SparseChain
 from leanbayes.posteriors import SpikeSlabPosterior
 
 
@@ -240,11 +240,11 @@ def test_wrong_settings_and_optimizers_are_refused() -> None:
         "temperature=-1.0 must be": lambda: lb.AEB(temperature=-1.0),
         "lr_low=0.0 must be": lambda: lb.AEB(lr_low=0.0),
         "AEB adds its noise to SGD": lambda: bnn.method.after_step(training),
-        " steps after the pruning are too few for 10": lambda: lb.fit(
+        " steps after the first part of the training are too few for 10": lambda: lb.fit(
             network_of(64), lb.AEB(), data_of(100), epochs=1, **FIT
         ),
         "AEB has not collected all its snapshots": lambda: bnn.method.finish(training),
-        "has collected no weights": lambda: posterior_of(bnn).finish(),
+        "The chain has collected no weights": lambda: posterior_of(bnn).finish(),
         "need at least one each": lambda: model(lb.AEB(0.01)),
     }
     for expected, call in calls.items():

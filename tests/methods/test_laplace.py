@@ -236,6 +236,14 @@ def test_fit_from_a_trained_network_takes_no_step(tmp_path: Path) -> None:
     assert not lb.fit(NETWORK, method, train_set(), out=tmp_path, progress=False, device="cpu").training
 
 
+@pytest.mark.parametrize("batch_size", [64, 30])
+def test_fit_uses_all_training_examples(batch_size: int) -> None:
+    method = lb.Laplace(pretrain=False, prior=lb.Normal(0.5), estimate="exact")
+    fitted = lb.fit(NETWORK, method, train_set(), batch_size=batch_size, progress=False, device="cpu")
+    expected = lb.bayesianize(NETWORK, method, data=TRAIN)
+    torch.testing.assert_close(fitted.posterior.variance(), expected.posterior.variance())
+
+
 def test_a_resumed_run_fits_the_posterior_again(tmp_path: Path) -> None:
     settings: Any = {"epochs": 2, "progress": False, "device": "cpu", "checkpoint_steps": 1}
     whole = lb.fit(NETWORK, lb.Laplace(), train_set(), **settings)

@@ -2,10 +2,12 @@
 
 import os
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+import scipy.stats
 import torch
 from file_cases import Change, assert_damage_is_refused, replaced
 from network_cases import CASES
@@ -110,6 +112,7 @@ def test_invalid_settings_raise_an_error() -> None:
         ({"pretrain": 1.0}, ("pretrain=1.0", "less than 1")),
         ({"pretrain": -0.5}, ("pretrain=-0.5",)),
         ({"init_std": 0.0}, ("init_std=0.0",)),
+        ({"rho_noise": -1.0}, ("rho_noise=-1.0",)),
         ({"samples": 0}, ("samples=0",)),
         ({"rule": "guess"}, ("'guess'",)),
         ({"prior": lb.ScaleMixture(), "kl": "mean"}, ("kl='mean'", "lb.Normal")),
@@ -338,6 +341,18 @@ def test_scores_are_averaged_over_processes() -> None:
 
 
 # -- the settings of the paper ----------------------------------------------------------------------------------------
+
+
+def test_the_initial_rho_of_the_paper_is_random() -> None:
+    network = nn.Linear(200, 100)
+    paper = replace(lb.PBN.paper(), rate=1.0)
+    rho = partial(lb.bayesianize(network, paper)).rho.detach()
+    assert scipy.stats.kstest(rho.double().numpy(), "norm", (-3.0, 1.0)).pvalue > 0.01
+    assert torch.equal(rho, partial(lb.bayesianize(network, paper)).rho)
+    assert not torch.equal(rho, partial(lb.bayesianize(network, replace(paper, seed=1))).rho)
+    trained = lb.bayesianize(network, lb.MeanField(init_std=0.01, relative=False))
+    kept = partial(lb.bayesianize(trained, paper)).std()
+    torch.testing.assert_close(kept, torch.full_like(kept, 0.01))  # σ of an earlier posterior is not random
 
 
 def test_the_loss_of_the_paper_is_the_mean_loss_plus_the_weighted_mean_kl() -> None:

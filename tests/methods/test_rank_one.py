@@ -317,7 +317,7 @@ def test_refusals_are_one_sentence() -> None:
         "leave select out": lambda: lb.bayesianize(CASES["mlp"].build(), lb.RankOne(), select="weight"),
         "no linear or convolutional layer": lambda: lb.bayesianize(nn.LayerNorm(3), lb.BatchEnsemble()),
         "no Bayesian weights to score": lambda: lb.sensitivity(rank_one, [(x, torch.zeros(4, dtype=torch.long))]),
-        "no Bayesian weights to share": lambda: lb.compress(
+        "The weights of RankOne cannot be shared": lambda: lb.compress(
             rank_one, "none", data=[(x, torch.zeros(4, dtype=torch.long))]
         ),
         "are correlated": lambda: rank_one.predict(x, rule="local"),

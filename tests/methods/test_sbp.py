@@ -95,6 +95,30 @@ def test_samples_of_weights_share_the_factor_of_their_input() -> None:
     assert conv[:, 0, 0, 0].std() > 1e-3
 
 
+def test_inputs_of_a_transposed_convolution_have_the_factors(tmp_path: Path) -> None:
+    """A sample is the network with its inputs multiplied by factors, under both rules and after loading."""
+
+    def square() -> nn.Module:
+        return nn.ConvTranspose2d(3, 3, 2, bias=False).double()
+
+    bnn = lb.bayesianize(square(), lb.SBP(init_std=0.3), likelihood=lb.Categorical())
+    assert posterior_of(bnn).groups == 3
+    with torch.no_grad():
+        (factors,) = bnn.layout.split(bnn.posterior.sample(noise.make_key(1)) / bnn.posterior.mean())
+    assert factors.flatten(1).std(1).max() < 1e-12
+    assert factors[:, 0, 0, 0].std() > 1e-3
+    x = torch.randn(4, 3, 5, 5, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    mean = bnn.to_deterministic()
+    with torch.no_grad(), bnn.frozen(0):
+        ratios = bnn(x * torch.tensor([0.0, 1.0, 0.0], dtype=torch.float64)[:, None, None])
+        ratios = ratios / mean(x * torch.tensor([0.0, 1.0, 0.0], dtype=torch.float64)[:, None, None])
+    assert ratios.flatten(1).std(1).max() < 1e-9  # one factor for each example
+    assert ratios[:, 0, 0, 0].std() > 1e-3
+    lb.save(bnn, tmp_path / "model")
+    assert lb.load(tmp_path / "model", square()).layout.slots == bnn.layout.slots
+    assert bnn.layout.slots[0].input_dim == 0
+
+
 def test_mean_and_variance_are_those_of_samples() -> None:
     bnn = lb.bayesianize(nn.Linear(4, 3).double(), lb.SBP(), likelihood=lb.Gaussian())
     set_noise(bnn, torch.tensor([-0.1, -0.5, -2.0, -8.0]), torch.tensor([0.1, 0.4, 1.0, 5.0]))

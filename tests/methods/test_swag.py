@@ -80,6 +80,51 @@ def test_before_the_end_it_is_the_current_network() -> None:
     assert "0 collected, not finished" in repr(bnn.posterior)
 
 
+def test_each_sample_has_the_statistics_of_its_own_weights(tmp_path: Path) -> None:
+    """Against a loop over plain networks, each of which sees all batches."""
+    bnn, _ = collected(lb.SWAG(samples=5, snapshots=6, rank=4))
+    bnn.eval()
+    shared = bnn.predict(X, keep_outputs=True).outputs
+    batches = X.split(32)
+    assert bnn.refresh_batchnorm(batches) == 6  # one norm for each sample, and one for the mean and the training
+    found = bnn.predict(X, keep_outputs=True).outputs
+    assert found is not None
+    assert shared is not None
+    assert len(found) == 5
+    for number, outputs in enumerate([*found, bnn.predict(X, rule="mean", keep_outputs=True).outputs]):
+        network = NETWORK().eval()
+        first, norm, *_ = network.children()
+        assert isinstance(norm, nn.BatchNorm1d)
+        assert norm.running_mean is not None
+        assert norm.running_var is not None
+        key = torch.tensor([number, 0])
+        weights = bnn.posterior.mean() if number == 5 else bnn.posterior.sample(key)
+        nn.utils.vector_to_parameters(weights.detach(), network.parameters())
+        hidden = [first(part) for part in batches]
+        with torch.no_grad():
+            norm.running_mean.copy_(torch.stack([h.mean(0) for h in hidden]).mean(0))
+            norm.running_var.copy_(torch.stack([h.var(0) for h in hidden]).mean(0))
+            expected = network(X)
+        torch.testing.assert_close(outputs.view_as(expected), expected, rtol=1e-4, atol=1e-5)
+        plain = bnn.to_deterministic() if number == 5 else bnn.member(number)
+        torch.testing.assert_close(plain.eval()(X), expected, rtol=1e-4, atol=1e-5)
+    assert (found - shared).abs().max() > 1e-3  # the test can fail: the statistics matter
+    lb.save(bnn, tmp_path / "swag.safetensors")
+    again = lb.load(tmp_path / "swag.safetensors", NETWORK())
+    assert torch.equal(again.predict(X).probs, bnn.predict(X).probs)
+    three = bnn.predict(X, 3, generator=torch.Generator().manual_seed(1)).probs
+    torch.testing.assert_close(three, found[:3].softmax(2).mean(0))
+    with pytest.raises(lb.LeanBayesError, match="from 1 to 5"):
+        bnn.predict(X, 6)
+
+
+def test_networks_without_statistics_have_any_number_of_samples() -> None:
+    network = nn.Sequential(nn.Linear(4, 6), nn.BatchNorm1d(6, track_running_stats=False), nn.Linear(6, 3))
+    bnn = lb.bayesianize(network, lb.SWAG(samples=5))
+    assert bnn.members is None
+    assert [name for name in bnn.state_dict() if name.startswith("network.")] == []
+
+
 @pytest.mark.parametrize("rule", ["local", "flipout", "moments", "adjoint", "covariance"])
 def test_rules_that_read_variances_refuse_it(rule: str) -> None:
     bnn, _ = collected(lb.SWAG())

@@ -2,7 +2,7 @@
 
 import math
 from dataclasses import replace
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 import torch
@@ -183,6 +183,19 @@ def test_the_paper_takes_the_statistics_of_a_layer_norm_as_constants() -> None:
         bnn.network.get_parameter("0.bias").add_(3.0)
     with bnn.using("moments"):
         torch.testing.assert_close(bnn(x).variance, output.variance)
+
+
+@pytest.mark.parametrize("correlation", ["common", "none"])
+def test_equation_14_includes_the_noise_that_tokens_share(correlation: Literal["common", "none"]) -> None:
+    torch.manual_seed(0)
+    net, x = nn.Sequential(nn.Linear(3, 5), nn.LayerNorm(5)), torch.randn(4, 7, 3, generator=generator())
+    rule = MomentPropagation(correlation, "paper")
+    with torch.no_grad():
+        found, inside = (lb.bayesianize(of, lb.MeanField(init_std=0.1)).eval() for of in (net, net[:1]))
+        with found.using(rule), inside.using(rule):
+            output, before = found(x), inside(x)
+        statistics = net[0](x).var(-1, correction=0, keepdim=True) + 1e-5
+    torch.testing.assert_close(output.variance, before.variance / statistics)
 
 
 def test_equation_11_scores_binary_labels() -> None:

@@ -185,6 +185,7 @@ def test_settings_of_the_paper() -> None:
     assert (paper.components, paper.threshold, paper.gradient_share, paper.minimum) == (6000, 0.2, 0.01, 20)
     assert (paper.border, paper.nearest, paper.merge_distance, paper.prior) == (5.991, 5, 1.5e-7, lb.Normal(0.1))
     assert (paper.init_std, paper.relative, paper.samples) == (0.05, True, 30)
+    assert paper.sampling == "hierarchical"
     before = lb.bayesianize(wide(), lb.MeanField())
     generator = torch.Generator().manual_seed(0)
     with torch.no_grad():

@@ -366,6 +366,12 @@ def test_predict_needs_no_gradient_and_no_kl(rule: str, monkeypatch: pytest.Monk
         assert bnn.predict(x, samples=2, rule=rule).probs.shape == (4, 3)
 
 
+def test_an_empty_name_is_no_rule() -> None:
+    bnn = lb.bayesianize(nn.Linear(3, 2), lb.MeanField())
+    with pytest.raises(lb.LeanBayesError, match="There is no rule ''"):
+        bnn.predict(torch.zeros(1, 3), rule="")
+
+
 @pytest.mark.parametrize("used", RULES)
 @pytest.mark.parametrize("trained", [*RULES, None])
 @pytest.mark.parametrize("name", ["mlp", "cnn"])

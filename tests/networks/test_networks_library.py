@@ -26,6 +26,7 @@ SMALL: dict[str, tuple[tuple[int, ...], dict[str, Any]]] = {
     "resnet-50": ((3, 8, 8), {"width": 4}),
     "small-cnn": ((1, 8, 8), {}),
     "unet": ((2, 17, 19), {"width": 2}),
+    "vit": ((3, 8, 8), {"depth": 1, "patch": 4, "width": 24, "heads": 3}),
     "vit-base": ((3, 8, 8), {"depth": 1, "patch": 4}),
     "vit-small": ((3, 8, 8), {"depth": 1, "patch": 4}),
     "vit-tiny": ((3, 8, 8), {"depth": 2, "patch": 4}),

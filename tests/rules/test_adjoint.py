@@ -1,6 +1,7 @@
 """The rule `adjoint` against the full Jacobian, against samples, and its memory."""
 
 import copy
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -14,7 +15,7 @@ import leanbayes as lb
 from leanbayes.core.counters import PeakMemory
 from leanbayes.core.network import call_with, output_tensor
 from leanbayes.rules import Adjoint, adjoint, linear_in_weight
-from leanbayes.rules.margins import with_margin_variance
+from leanbayes.rules.margins import margin_variances
 
 
 def jacobian(bnn: lb.BayesianModel, x: Any, scalars: Callable[[Tensor], Tensor]) -> Tensor:
@@ -317,36 +318,21 @@ def test_the_mean_of_moments_has_corrected_layers() -> None:
         torch.testing.assert_close(corrected[0], bnn(x).loc)
 
 
-@pytest.mark.parametrize("probes", [0, 5])
-@pytest.mark.parametrize("shape", [(7, 4), (2, 4, 3)])
-def test_one_difference_of_logits_gets_another_variance(probes: int, shape: tuple[int, ...]) -> None:
-    """The covariance is A C Aᵀ with A = I + (γ - 1) C d dᵀ / dᵀC d, and what is uncorrelated with dᵀz stays."""
-    source = torch.Generator().manual_seed(1)
-    loc, variance = (torch.rand(shape, generator=source, dtype=torch.float64) for _ in range(2))
-    positions = shape[:1] + shape[2:]
-    common = torch.randn(probes, *shape[:2], *[1] * (len(shape) - 2), generator=source, dtype=torch.float64)
-    wanted = 0.1 + 3 * torch.rand(positions, generator=source, dtype=torch.float64)
-    two = loc.movedim(1, -1).topk(2, -1).indices
-    found = with_margin_variance(lb.Moments(loc, variance, common if probes else None), wanted, two, 1)
+def difference(two: Tensor, output: Tensor) -> Tensor:
+    first, second = output.gather(1, two).unbind(1)
+    return first - second
 
-    def covariance(moments: lb.Moments) -> Tensor:
-        total = torch.diag_embed(moments.independent.movedim(1, -1))
-        for probe in () if moments.common is None else moments.common:
-            u = probe.expand(shape).movedim(1, -1)
-            total = total + u[..., :, None] * u[..., None, :]
-        return total
 
-    before, after = covariance(lb.Moments(loc, variance, common if probes else None)), covariance(found)
-    d = torch.zeros(*positions, 4, dtype=torch.float64)
-    d.scatter_(-1, two[..., :1], 1.0).scatter_(-1, two[..., 1:], -1.0)
-    cd = before @ d[..., None]
-    q = d[..., None, :] @ cd
-    gain = (wanted[..., None, None] / q).sqrt()
-    matrix = torch.eye(4, dtype=torch.float64) + (gain - 1) / q * cd @ d[..., None, :]
-    torch.testing.assert_close(after, matrix @ before @ matrix.mT)
-    torch.testing.assert_close((d[..., None, :] @ after @ d[..., None])[..., 0, 0], wanted)
-    torch.testing.assert_close(found.variance.movedim(1, -1), after.diagonal(dim1=-2, dim2=-1))
-    assert torch.equal(found.loc, loc)
+@pytest.mark.parametrize("margins", [1, 3])
+def test_several_margins_have_their_variances(margins: int) -> None:
+    bnn, x = make(CASES["cnn"].build(), lb.MeanField(init_std=0.3)), double(CASES["cnn"].example())
+    with bnn.using(Adjoint(margins=margins)):
+        output = bnn(x)
+    order = output.loc.topk(4, 1).indices
+    for k in range(1, 4):
+        expected = brute_force(bnn, x, functools.partial(difference, order[:, [0, k]]))
+        found = margin_variances(output.independent, output.common, order[:, [0, k]])[:, 0]
+        assert torch.allclose(found, expected, rtol=2e-3) == (k <= margins)
 
 
 def test_a_prediction_leaves_no_gradients_and_no_graph() -> None:

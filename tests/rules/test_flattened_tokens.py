@@ -44,7 +44,7 @@ class Tokens(nn.Module):
 def _model(how: str) -> tuple[lb.BayesianModel, Tensor]:
     torch.manual_seed(0)
     bnn = lb.bayesianize(Tokens(how), lb.MeanField(init_std=0.05)).eval()
-    bnn.batch_first = how != "length first"
+    bnn.traits.batch_first = how != "length first"
     return bnn, torch.randn(BATCH, TOKENS, CHANNELS) + 0.5
 
 

@@ -85,4 +85,4 @@ def test_rules(name: str) -> None:
 
 
 def test_the_settings_of_a_rule_are_shown() -> None:
-    assert repr(RULES["moments"]) == "MomentPropagation(correlation='common', activations='exact', maps=None)"
+    assert repr(RULES["moments"]) == "MomentPropagation(correlation='common', activations='exact', maps='auto')"

@@ -1,6 +1,7 @@
 """Each rule against the distribution of its outputs, for every way that a layer may use a random weight."""
 
 import itertools
+import re
 from collections.abc import Callable
 from typing import Any
 
@@ -267,3 +268,39 @@ def test_noise_in_half_precision_is_rounded_noise(dtype: torch.dtype, size: int)
     torch.testing.assert_close(half, single.to(dtype), rtol=0, atol=0)
     signs = [noise.signs(torch.empty(1, dtype=own), (size,), key, 3) for own in (torch.float32, dtype)]
     assert torch.equal(signs[0], signs[1].float())
+
+
+# -- names ------------------------------------------------------------------------------------------------------------
+
+
+def test_a_name_may_have_settings() -> None:
+    rule = rules.Adjoint(mean="moments", margins=3)
+    text = "adjoint:mean=moments,margins=3"
+    assert rules.get_rule(text) == rule
+    assert rules.get_rule(rule) is rule
+    bnn = lb.bayesianize(nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 5)), lb.MeanField(init_std=0.3)).eval()
+    x = rand(6, 4).float()
+    assert torch.equal(bnn.predict(x, rule=text).probs, bnn.predict(x, rule=rule).probs)
+    assert not torch.equal(bnn.predict(x, rule="adjoint").probs, bnn.predict(x, rule=rule).probs)
+    bnn.rule = text
+    assert (bnn.rule, bnn.current_rule) == ("adjoint", rule)
+
+
+def test_settings_of_a_name_are_added_to_those_of_the_method() -> None:
+    made = lb.VDP.paper().make_rule("moments:maps=uniform")
+    assert made == rules.MomentPropagation("none", "paper", "uniform")
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [
+        ("adjoint:margin=3", "did you mean margins?"),
+        ("adjoint:margins=many", "margins='many' must be a whole number"),
+        ("adjoint:margins", "write setting=value"),
+        ("sample:margins=3", "The rule 'sample' has no settings"),
+        ("adjont:margins=3", "did you mean adjoint?"),
+    ],
+)
+def test_wrong_settings_of_a_name_raise_an_error(name: str, expected: str) -> None:
+    with pytest.raises(lb.LeanBayesError, match=re.escape(expected)):
+        rules.get_rule(name)

@@ -165,6 +165,7 @@ def test_a_result_depends_only_on_the_seed(name: str) -> None:
     few_steps = {
         "csgmcmc": lb.CyclicalSGMCMC(cycles=1, per_cycle=2, exploration=0.0),
         "aeb": lb.AEB(snapshots=1, until=0.5),
+        "mbnn": lb.MBNN(snapshots=1, interval=1, sparsity=0.3),
     }
     method = few_steps.get(name, METHODS[name])
     stages = len(method.stages())

@@ -191,7 +191,11 @@ def run_streamed(method: lb.Method, out: Path, **settings: Any) -> lb.BayesianMo
 
 @pytest.mark.parametrize("name", METHODS)
 def test_every_method_is_resumed_bit_by_bit_on_streamed_data(name: str, tmp_path: Path) -> None:
-    few_steps = {"csgmcmc": lb.CyclicalSGMCMC(cycles=2, per_cycle=1), "aeb": lb.AEB(snapshots=1, until=0.5)}
+    few_steps = {
+        "csgmcmc": lb.CyclicalSGMCMC(cycles=2, per_cycle=1),
+        "aeb": lb.AEB(snapshots=1, until=0.5),
+        "mbnn": lb.MBNN(snapshots=1, interval=1, sparsity=0.3),
+    }
     method = few_steps.get(name, METHODS[name])
     whole = run_streamed(method, tmp_path / "whole")
     with stopped_at(5):  # the last checkpoint is that of step 4
@@ -206,11 +210,27 @@ def test_every_method_is_resumed_bit_by_bit_on_streamed_data(name: str, tmp_path
     same_run(tmp_path / "stopped", tmp_path / "whole")
 
 
+def test_exchanges_on_several_batches_are_resumed_bit_by_bit(tmp_path: Path) -> None:
+    """Criterion 3 of SSVI takes other training batches than the last one, in an order that a resumed run repeats."""
+    method = lb.SSVI(
+        0.4, interval=2, drop=0.6, removal="sensitivity", addition="samples", addition_samples=3, until=1.0
+    )
+    whole = run_streamed(method, tmp_path / "whole")
+    with stopped_at(3):  # after the exchange of step 2, from whose checkpoint it continues, and before that of step 4
+        run_streamed(method, tmp_path / "stopped")
+    assert checkpoints(tmp_path / "stopped") == ["step-000000002"]
+    assert_equal_models(run_streamed(method, tmp_path / "stopped"), whole)
+    same_run(tmp_path / "stopped", tmp_path / "whole")
+    trained, new = (dict(bnn.posterior.named_buffers())["index"] for bnn in (whole, lb.bayesianize(conv(), method)))
+    assert not torch.equal(trained, new)
+
+
 @pytest.mark.parametrize(
     "settings",
     [
         {"precision": "bf16", "clip": 0.5},
         {"channels_last": True, "samples": 2},
+        {"scale_optimizer": "sgd", "scale_lr": 0.5},
         {"evaluate_every": 0, "log_every": 1000, "refresh_batchnorm": False},
     ],
     ids=lambda settings: ", ".join(settings),

@@ -188,6 +188,17 @@ def test_hooks_see_the_training() -> None:
         assert torch.equal(y, y2)
 
 
+@pytest.mark.parametrize(("batch_size", "rows"), [(24, 128), (100, 128), (127, 127)])
+def test_the_batches_for_hooks_have_the_last_examples_too(batch_size: int, rows: int) -> None:
+    def check(name: str, training: lb.Training) -> None:
+        if name == "start":
+            assert sum(len(x) for x, _ in training.batches()) == rows  # a batch of one example is left out
+
+    on_call.append(check)
+    train(Noted(), epochs=1, batch_size=batch_size)
+    assert seen[0] == ("start", 0)
+
+
 def test_the_batches_for_hooks_are_not_augmented() -> None:
     data = task(stripes(), augment=True)
 

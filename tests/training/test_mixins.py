@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 import leanbayes as lb
@@ -178,6 +179,15 @@ def test_lightning_counts_the_labels_of_an_example() -> None:
     module, trainer = BayesianModule(bnn, num_data=len(data)), lightning_trainer(max_steps=1)
     trainer.fit(module, DataLoader(data, 16))  # type: ignore[arg-type]
     assert trainer.optimizers[0].param_groups[0]["loss_weight"] == 48 * 8  # labeled tokens
+
+
+def test_lightning_counts_labels_in_all_parts_of_sorted_data() -> None:
+    y = torch.zeros(900, 4, dtype=torch.long)
+    y[:450, 2:] = -100  # the first half has fewer labels
+    bnn = lb.bayesianize(nn.Conv1d(3, 2, 1), lb.MeanField(engine="ivon"), seed=0)
+    module, trainer = BayesianModule(bnn, num_data=900), lightning_trainer(max_steps=1)
+    trainer.fit(module, DataLoader(TensorDataset(torch.randn(900, 3, 4), y), 16))
+    assert trainer.optimizers[0].param_groups[0]["loss_weight"] == pytest.approx(900 * 3, rel=0.01)
 
 
 def test_a_method_finishes_after_a_training_by_lightning() -> None:

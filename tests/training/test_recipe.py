@@ -75,6 +75,20 @@ def test_the_means_have_the_chosen_optimizer_and_the_stds_adam(
     assert rest == {id(p) for p in bnn.parameters()} - own
 
 
+def test_sgd_trains_the_stds_if_it_is_set() -> None:
+    bnn = lb.bayesianize(CASES["cnn"].build(), lb.MeanField(), likelihood=lb.Gaussian(learned=True))
+    before = bnn.posterior.rho.detach().clone()  # type: ignore[operator]
+    _, stds = Recipe(scale_optimizer="sgd", scale_lr=0.02).optimizers(bnn, 100)
+    assert type(stds) is torch.optim.SGD
+    chosen = {name: stds.defaults[name] for name in ("lr", "momentum", "nesterov", "weight_decay")}
+    assert chosen == {"lr": 0.02, "momentum": 0.9, "nesterov": True, "weight_decay": 0}
+    for parameter in stds.param_groups[0]["params"]:
+        parameter.grad = torch.full_like(parameter, 0.5)
+    stds.step()  # -lr·(g + 0.9·g)
+    torch.testing.assert_close(bnn.posterior.rho.detach(), before - 0.02 * 1.9 * 0.5)  # type: ignore[operator]
+    expect(lambda: Recipe(scale_optimizer="adamw"), "scale_optimizer='adamw'")  # type: ignore[arg-type]
+
+
 def test_frozen_parameters_have_no_optimizer() -> None:
     net = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 2))
     net[0].requires_grad_(False)

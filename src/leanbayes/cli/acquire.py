@@ -12,7 +12,7 @@ from torch import Tensor
 
 from leanbayes.cli.console import cell, line
 from leanbayes.cli.decide import Score
-from leanbayes.cli.options import RuleName, RunFolder, parse
+from leanbayes.cli.options import RunFolder, parse
 from leanbayes.cli.runs import TrainedRun, open_run
 from leanbayes.cli.text_tables import show
 from leanbayes.core.json_values import json_text
@@ -39,7 +39,8 @@ class AcquireOptions:
         number: how many inputs to choose.
         score: uncertainty to choose by, such as mutual_information (BALD) or entropy. None means joint information.
         samples: Monte Carlo samples per prediction. None means the default of the method.
-        rule: how random weights are combined with activations. None means the rule used in training.
+        rule: how random weights are combined with activations: sample, moments, mean or another rule, also with
+            settings, such as adjoint:mean=moments,margins=3. None means the rule used in training.
         device: where to predict. None means the GPU, if there is one.
         seed: seed of the samples.
         json: print JSON instead of a table.
@@ -50,7 +51,7 @@ class AcquireOptions:
     number: int = 10
     score: Score | None = None
     samples: int | None = None
-    rule: RuleName | None = None
+    rule: str | None = None
     device: Literal["cpu", "cuda"] | None = None
     seed: int = 0
     json: bool = False

@@ -73,10 +73,10 @@ def _with_out_last(words: list[str]) -> list[str]:
 
 def _compress(options: CompressOptions) -> None:
     run = open_run(options.run, options.device)
-    if not run.model.method.random_weights:
-        others = ", ".join(name for name, method in METHODS.items() if method.random_weights)
+    if not run.model.method.shareable_weights:
+        others = ", ".join(name for name, method in METHODS.items() if method.shareable_weights)
         raise LeanBayesError(
-            f"{options.run} is a run of {type(run.model.method).__name__}, which has no Bayesian weights to share: "
+            f"{options.run} is a run of {type(run.model.method).__name__}, whose weights cannot be shared: "
             f"compress one of {others}."
         )
     data = run.data(options.root)

@@ -7,7 +7,7 @@ from typing import Literal
 
 from leanbayes.cli.calibrate import check_held_out
 from leanbayes.cli.console import line
-from leanbayes.cli.options import RuleName, RunFolder, parse
+from leanbayes.cli.options import RunFolder, parse
 from leanbayes.cli.runs import MODEL, TrainedRun, open_run
 from leanbayes.core import config
 from leanbayes.core.json_values import json_text
@@ -40,8 +40,9 @@ class DecideOptions:
         ood_score: uncertainty that raises an alarm. None means the epistemic one if there is any.
         sets: adaptive sets of classes are never empty, threshold sets are smaller.
         samples: Monte Carlo samples per prediction. None means the default of the method.
-        rule: how random weights are combined with activations; moments needs one pass and no samples. None means the
-            rule used in training.
+        rule: how random weights are combined with activations: sample, moments, mean or another rule, also with
+            settings, such as adjoint:mean=moments,margins=3. moments needs one pass and no samples. None means the rule
+            used in training.
         root: folder of the data sets. None means the environment variable LEANBAYES_DATA.
         device: where to predict. None means the GPU, if there is one.
         json: print JSON instead of sentences.
@@ -57,7 +58,7 @@ class DecideOptions:
     ood_score: Score | None = None
     sets: Literal["adaptive", "threshold"] = "adaptive"
     samples: int | None = None
-    rule: RuleName | None = None
+    rule: str | None = None
     root: Path | None = None
     device: Literal["cpu", "cuda"] | None = None
     json: bool = False

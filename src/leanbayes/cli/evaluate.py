@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from leanbayes.cli.options import RuleName, RunFolder, parse
+from leanbayes.cli.options import RunFolder, parse
 from leanbayes.cli.runs import TrainedRun, open_run
 from leanbayes.cli.text_tables import scores_table, show
 from leanbayes.core.json_values import json_text
@@ -25,7 +25,8 @@ class EvaluateOptions:
     Attributes:
         run: folder of the run.
         samples: Monte Carlo samples per prediction. None means the default of the method.
-        rule: how random weights are combined with activations. None means the rule used in training.
+        rule: how random weights are combined with activations: sample, moments, mean or another rule, also with
+            settings, such as adjoint:mean=moments,margins=3. None means the rule used in training.
         root: folder of the data sets. None means the environment variable LEANBAYES_DATA.
         split: which data to score.
         device: where to predict. None means the GPU, if there is one.
@@ -35,7 +36,7 @@ class EvaluateOptions:
 
     run: RunFolder
     samples: int | None = None
-    rule: RuleName | None = None
+    rule: str | None = None
     root: Path | None = None
     split: Literal["test", "validation"] = "test"
     device: Literal["cpu", "cuda"] | None = None

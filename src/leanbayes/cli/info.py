@@ -114,8 +114,8 @@ def _file_lines(path: Path, file: dict[str, Any]) -> list[tuple[str, str]]:
     mean, std = file["moment_scale"]
     layers = f"corrected in {len(file['moment_layers'])} layers" if file["moment_layers"] else ""
     factors = "" if mean == std == 1 else f"mean × {mean:.4g}, std × {std:.4g}"
-    weight, factor = file["moment_margin"]
-    margin = "" if weight == factor == 1 else f"adjoint: weight {weight:.4g}, std × {factor:.4g}"
+    fits = file["moment_margins"]  # the first is for one margin
+    margin = "".join([f"adjoint: weight {weight:.4g}, std × {factor:.4g}" for weight, factor, *_ in fits[:1]])
     calibration = ", ".join(filter(None, [layers, factors, margin])) or "not calibrated"
     return [
         ("file", f"{path}, {file['bytes']:,} bytes"),

@@ -14,7 +14,7 @@ import typing
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar
+from typing import Annotated, Any, TypeVar
 
 import torch
 import tyro
@@ -28,7 +28,7 @@ from leanbayes.model.defaults import OF_BACKPROP, with_engine
 from leanbayes.model.method import Method
 from leanbayes.networks import build
 from leanbayes.priors import Prior
-from leanbayes.rules import RULES
+from leanbayes.rules import get_rule
 from leanbayes.training import Recipe
 
 _LARGEST_CONFIG, _MOST_VALUES, _MOST_BITS = 1 << 20, 10_000, 1024  # of a config file, and of a number in it
@@ -37,10 +37,6 @@ T = TypeVar("T")
 M = TypeVar("M", bound=Method)
 Flat = tyro.conf.arg(name="")  # flags of a nested dataclass without a prefix
 RunFolder = Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="RUN")]
-if TYPE_CHECKING:
-    RuleName = str
-else:
-    RuleName = Literal[tuple(RULES)]
 
 
 @dataclass(frozen=True)
@@ -133,7 +129,16 @@ def parse(
             text = f"The settings of {flag_of(words, 'config')} were read as flags: {shlex.join(flags)}"
             print(printable(text), file=sys.stderr)
         raise
+    _check_rule(getattr(read, "rule", None))
     return read
+
+
+def _check_rule(rule: str | None) -> None:
+    """Raise an error for a flag --rule that is not the name of a rule, optionally with settings."""
+    try:
+        get_rule(rule or "sample")
+    except LeanBayesError as error:
+        raise LeanBayesError(f"--rule {shown(rule)}: {error}") from None
 
 
 @contextlib.contextmanager

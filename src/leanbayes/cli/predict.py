@@ -12,7 +12,7 @@ from rich.table import Table
 from torch import Tensor
 
 from leanbayes.cli.console import cell
-from leanbayes.cli.options import RuleName, RunFolder, parse
+from leanbayes.cli.options import RunFolder, parse
 from leanbayes.cli.runs import TrainedRun, open_run
 from leanbayes.cli.text_tables import show
 from leanbayes.core.json_values import json_text
@@ -47,8 +47,9 @@ class PredictOptions:
         run: folder of the run.
         files: images, or csv tables of inputs.
         samples: Monte Carlo samples per prediction. None means those of the policy, or the default of the method.
-        rule: how random weights are combined with activations; moments needs one pass and no samples. None means the
-            rule of the policy, or the one used in training.
+        rule: how random weights are combined with activations: sample, moments, mean or another rule, also with
+            settings, such as adjoint:mean=moments,margins=3. moments needs one pass and no samples. None means the rule
+            of the policy, or the one used in training.
         device: where to predict. None means the GPU, if there is one.
         seed: seed of the samples.
         json: print JSON instead of a table.
@@ -57,7 +58,7 @@ class PredictOptions:
     run: RunFolder
     files: Files
     samples: int | None = None
-    rule: RuleName | None = None
+    rule: str | None = None
     device: Literal["cpu", "cuda"] | None = None
     seed: int = 0
     json: bool = False

@@ -86,7 +86,7 @@ def _digest(run: "TrainedRun") -> str:
     with tempfile.TemporaryDirectory() as folder:
         if model.moment_scale != (1.0, 1.0) or model.moment_layers or model.policy is not None:
             model.moment_scale, model.moment_layers, model.policy = (1.0, 1.0), {}, None
-            model.moment_margin = (1.0, 1.0)
+            model.moment_margins = ()
             path = Path(folder) / MODEL
             save(model, path)
         return hashlib.sha256(path.read_bytes()).hexdigest()[:16]

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from leanbayes.cli.console import line
-from leanbayes.cli.options import RuleName, RunFolder, parse
+from leanbayes.cli.options import RunFolder, parse
 from leanbayes.cli.predict import PredictOptions, predict_image, predict_table
 from leanbayes.cli.runs import TrainedRun, open_run
 from leanbayes.cli.text_models import is_text_model, open_text_model
@@ -54,8 +54,9 @@ class ServeOptions:
             None means the network that its config describes.
         port: port of the page. 0 means a free one.
         samples: Monte Carlo samples per prediction. None means those of the policy, or the default of the method.
-        rule: how random weights are combined with activations; moments needs one pass and no samples. None means the
-            rule of the policy, or the one used in training.
+        rule: how random weights are combined with activations: sample, moments, mean or another rule, also with
+            settings, such as adjoint:mean=moments,margins=3. moments needs one pass and no samples. None means the rule
+            of the policy, or the one used in training.
         device: where to predict. None means the GPU, if there is one.
         seed: seed of the samples.
         json: print the address of the page as JSON.
@@ -65,7 +66,7 @@ class ServeOptions:
     network: str | None = None
     port: int = 8000
     samples: int | None = None
-    rule: RuleName | None = None
+    rule: str | None = None
     device: Literal["cpu", "cuda"] | None = None
     seed: int = 0
     json: bool = False

@@ -46,7 +46,7 @@ def _hints(cls: type) -> dict[str, Any]:
     return typing.get_type_hints(cls)
 
 
-def renamed(default: Any, name: str | None = None, *, values: Mapping[str, str] | None = None) -> Any:
+def renamed(default: Any, name: str | None = None, *, values: Mapping[str | bool | None, str] | None = None) -> Any:
     """Declare a setting that older files store under another name, or with other names for its values.
 
     Args:
@@ -68,7 +68,7 @@ def current_settings(cls: type, settings: Mapping[str, Any]) -> dict[str, Any]:
         if former in current and one.name not in current:
             current[one.name] = current.pop(former)
         values = one.metadata.get("former_values", {})
-        if isinstance(current.get(one.name), str):
+        if one.name in current and isinstance(current[one.name], (str, bool, type(None))):
             current[one.name] = values.get(current[one.name], current[one.name])
         if "former_default" in one.metadata:
             current.setdefault(one.name, one.metadata["former_default"])

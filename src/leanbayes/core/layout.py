@@ -21,13 +21,17 @@ _SHOWN = 10  # parameters that the repr of a layout lists
 
 @dataclass(frozen=True)
 class Slot:
-    """One Bayesian parameter: all its names (tied parameters have several), its shape and memory order."""
+    """One Bayesian parameter: all its names (tied parameters have several), its shape and memory order.
+
+    `input_dim` is the dimension that counts the inputs of a layer in its weight.
+    """
 
     names: tuple[str, ...]
     shape: tuple[int, ...]
     order: tuple[int, ...]  # dimensions from the slowest to the fastest in memory, so channels_last is preserved
     dtype: torch.dtype
     fan_in: int
+    input_dim: int = 1
 
     @property
     def name(self) -> str:
@@ -107,6 +111,7 @@ class Layout:
                 "order": list(s.order),
                 "dtype": str(s.dtype).removeprefix("torch."),
                 "fan_in": s.fan_in,
+                **({} if s.input_dim == 1 else {"input_dim": s.input_dim}),
             }
             for s in self.slots
         ]
@@ -121,8 +126,10 @@ class Layout:
         layout = []
         for s in slots:
             dtype: Any = getattr(torch, s["dtype"], None)
-            slot = Slot(tuple(s["names"]), tuple(s["shape"]), tuple(s["order"]), dtype, s["fan_in"])
+            inputs = s.get("input_dim", 1)
+            slot = Slot(tuple(s["names"]), tuple(s["shape"]), tuple(s["order"]), dtype, s["fan_in"], inputs)
             plausible = slot.names and isinstance(dtype, torch.dtype) and dtype.is_floating_point and slot.fan_in >= 1
+            plausible = plausible and (inputs == 1 or inputs in range(len(slot.shape)))
             if not plausible or sorted(slot.order) != list(range(len(slot.shape))) or min(slot.shape, default=1) < 1:
                 raise ValueError(f"impossible layout of {slot.names}: {s}")
             layout.append(slot)
@@ -200,12 +207,20 @@ def _fan_in(module: nn.Module, shape: Sequence[int]) -> int:
         return 1
     if isinstance(module, nn.modules.conv._ConvTransposeNd):
         return shape[0] // module.groups * math.prod(shape[2:])
-    if type(module).__name__ == "Conv1D":  # transformers: a linear layer stored transposed
-        return shape[0]
+    inputs = _input_dim(module, shape)
+    return math.prod(shape[1:]) if inputs == 1 else shape[inputs]
+
+
+def _input_dim(module: nn.Module, shape: Sequence[int]) -> int:
+    """Return the dimension that counts the inputs of a layer in its weight; 1 for vectors too."""
+    if len(shape) < 2:
+        return 1
+    # The second kind is a linear layer of transformers that is stored transposed.
+    if isinstance(module, nn.modules.conv._ConvTransposeNd) or type(module).__name__ == "Conv1D":
+        return 0
     known = isinstance(module, (*_WEIGHT_LAYERS, nn.MultiheadAttention, nn.RNNBase, nn.RNNCellBase))
-    if len(shape) == 3 and not known:  # a stack of matrices (outputs, inputs), such as the experts of a mixture
-        return shape[-1]
-    return math.prod(shape[1:])
+    stacked = len(shape) == 3 and not known  # matrices (outputs, inputs), such as the experts of a mixture
+    return 2 if stacked else 1
 
 
 def _why(module: nn.Module, attribute: str) -> str:
@@ -299,8 +314,8 @@ def choose(model: nn.Module, select: Select) -> tuple[Layout, Report]:
         if bayesian:
             reason = "selected" if select is not None else _why(module, attribute)
             order = _memory_order(parameter)
-            fan_in = _fan_in(module, parameter.shape)
-            slots.append(Slot(names, tuple(parameter.shape), order, parameter.dtype, fan_in))
+            of_inputs = _fan_in(module, parameter.shape), _input_dim(module, parameter.shape)
+            slots.append(Slot(names, tuple(parameter.shape), order, parameter.dtype, *of_inputs))
         elif wanted and not parameter.requires_grad:
             reason = "frozen (requires_grad=False)"
         elif wanted:

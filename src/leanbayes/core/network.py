@@ -186,7 +186,18 @@ def inputs_of(batch: Any) -> Any:
         raise LeanBayesError(
             f"A batch must be a tensor, a dict of tensors, or an (input, label) pair, not {shown(batch)}."
         )
+    check_readable(x)
     return x
+
+
+def check_readable(inputs: Any) -> None:
+    """Raise an error for tensors of which neither examples nor values can be read: sparse ones, and those on "meta"."""
+    for tensor in tensors_of(inputs):
+        if tensor.layout != torch.strided:
+            layout = str(tensor.layout).removeprefix("torch.")
+            raise LeanBayesError(f"The inputs are sparse ({layout}): pass x.to_dense().")
+        if tensor.is_meta:
+            raise LeanBayesError('The inputs are on the device "meta" and have no values: pass tensors with values.')
 
 
 def is_finite(tensor: Tensor) -> bool:

@@ -44,6 +44,11 @@ def of_chunk(key: Tensor, number: int) -> Tensor:
     return _fold_in(key, number, _CHUNK)
 
 
+def of_member(key: Tensor, number: int) -> Tensor:
+    """Return the key of one of the numbered samples of a posterior. It does not depend on the given key."""
+    return torch.full_like(key, number).index_fill_(0, torch.arange(1, len(key), device=key.device), 0)
+
+
 def at(key: Tensor, start: int) -> Tensor:
     """Return the key of the noise by position, for a vector whose first element is at position `start` of the whole."""
     return torch.cat((key[:2], key.new_full((1,), start)))

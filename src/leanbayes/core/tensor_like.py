@@ -1,16 +1,11 @@
 """Values that take the place of tensors in a network."""
 
 import contextlib
-import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor
-
-from leanbayes.errors import UnsupportedOperation
-
-_CAST = re.compile(r"([\w.]+)\(\) Expected a value of type '[^']*' for argument '(\w+)' but instead found type '(\w+)'")
 
 
 class TensorLike:
@@ -52,30 +47,3 @@ def one_line(value: TensorLike, deviation: Callable[[], Tensor], label: str = "m
         with torch.no_grad(), contextlib.suppress(RuntimeError):  # meta, fake and vmapped tensors have no numbers
             parts.append(f"{label}={deviation().mean().item():.3g}")
     return f"{type(value).__name__}({', '.join(parts)})"
-
-
-@contextlib.contextmanager
-def explained_casts() -> Iterator[None]:
-    """Replace the error of a `torch.jit.script` function that got a tensor-like value by a sentence."""
-    try:
-        yield
-    except RuntimeError as error:
-        found = _CAST.match(str(error))
-        names = {one.__name__ for one in _all_kinds(TensorLike)}
-        if found is None or found[3] not in names:
-            raise
-        raise scripted(found[1], f"{found[2]} is a {found[3]}") from None
-
-
-def scripted(name: str, got: str) -> UnsupportedOperation:
-    """Return the error for a function that was compiled with `torch.jit.script`."""
-    return UnsupportedOperation(
-        f"The torch.jit.script function {name} takes plain tensors only ({got}): start Python with PYTORCH_JIT=0 in "
-        'the environment, which turns torch.jit.script off, or use bnn.using("sample").'
-    )
-
-
-def _all_kinds(kind: type[TensorLike]) -> Iterator[type[TensorLike]]:
-    yield kind
-    for one in kind.__subclasses__():
-        yield from _all_kinds(one)

@@ -14,6 +14,14 @@ that the network gets all right would push a to infinity, and labels that say no
 With fewer than 5 wrong predictions among the labels, a is at most 1 and b at least 1: correct predictions of familiar
 inputs would make all predictions more certain, those of unknown inputs too, and few mistakes cannot contradict.
 
+The noise of samples says nothing about the factors, and all outcomes share it. If σ hardly changes the probabilities,
+the sum is little else, and its minimum may be at any b. So it has a prior of the same std around the factors that match
+mean and variance (below), and counts κ times. With D = ∂ log p/∂ log a, or b, it is as certain as so many labels:
+
+    κ = Σ p D² / Var[Σ p̂ D],
+
+the smaller of the two, where the variance is that between groups of the samples.
+
 Outputs that are not logits have no probabilities. For them
 
     a = Σ m·m̂ / Σ m²,      log b = mean ½ log(v̂ / v),
@@ -23,16 +31,16 @@ log(ν/2) - ψ(ν/2), ν = n - 1, on average, and this is corrected.
 """
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, Literal, NamedTuple, get_args
 
 import torch
 from torch import Tensor
 
 from leanbayes.core.arguments import checked
-from leanbayes.core.network import call_with, evaluation_mode, inputs_of, output_tensor
+from leanbayes.core.network import call_with, evaluation_mode, inputs_of, output_tensor, tensors_of
 from leanbayes.deploy.layer_corrections import Progress, correct_layers
-from leanbayes.deploy.margin_fit import fit_margin
+from leanbayes.deploy.margin_fit import fit_margins
 from leanbayes.errors import LeanBayesError
 from leanbayes.likelihoods.accumulators import Running
 from leanbayes.likelihoods.expectations import softmax_means
@@ -42,7 +50,9 @@ from leanbayes.rules import Moments
 Target = Literal["labels", "samples"]
 _LOGITS, _OUTCOMES = 1 << 13, 64  # most logits per batch to keep, but at least this number of outcomes
 _LEAST = 1e-30  # floor of a variance, whose root needs a gradient, and of a probability, which needs a logarithm
-_PRIOR_STD = 0.5  # of the logarithms of the factors, if these are fitted to labels
+_PRIOR_STD = 0.5  # of the logarithms of the factors
+_GROUPS = 8  # of samples, whose differences show the noise of their mean
+_STEP = 1e-3  # of a difference quotient
 LEAST_WRONG = 5  # wrong predictions from which labels may make predictions more certain, as for a normal approximation
 _NAN = "The outputs contain NaN: clean the inputs of calibrate()."
 _NO_LAYERS = "calibrate() found no layer to correct: pass some inputs, or use layers=False."
@@ -69,10 +79,14 @@ class _Logits(NamedTuple):
 
 
 class _Outcomes(NamedTuple):
-    """Logits of one pass, and the probabilities that they should give, (outcomes, classes)."""
+    """Logits of one pass, and the probabilities that they should give, (outcomes, classes).
+
+    `groups` has these probabilities by each of some groups of the samples, (groups, outcomes, classes).
+    """
 
     logits: _Logits
     probs: Tensor
+    groups: Tensor | None = None
 
 
 @checked()
@@ -94,11 +108,11 @@ def calibrate(
     `bnn.predict(x, rule="moments")` uses them from then on, and `lb.save` and `lb.compress` keep them. With
     `layers=True` the output of each layer is corrected too, from the first to the last, without labels: its mean and
     variance become those of samples, per channel and on average over the inputs. For classes it also fits how
-    `Adjoint(mean="moments")` weighs its two variances of the margin.
+    `Adjoint(mean="moments")` combines its two variances of the margins.
 
     Args:
         bnn: The trained model. Only `bnn.moment_scale` and, with `layers=True`, `bnn.moment_layers` and
-            `bnn.moment_margin` change, and a `bnn.policy`, which was fitted to other predictions, is removed.
+            `bnn.moment_margins` change, and a `bnn.policy`, which was fitted to other predictions, is removed.
         batches: Held-out (input, label) pairs. Inputs alone are enough if `to="samples"`. Some hundred
             examples are enough.
         to: "labels" makes one pass agree with held-out labels, which corrects a posterior that is over- or
@@ -130,25 +144,31 @@ def calibrate(
     if isinstance(samples, bool) or not isinstance(samples, int) or samples < 2:
         raise LeanBayesError(f"samples={samples!r} must be a whole number of at least 2: a variance needs two.")
     _check_layers(bnn, layers, layer_inputs, factors)
-    before = bnn.moment_scale, bnn.moment_layers, bnn.moment_margin
+    before = bnn.moment_scale, bnn.moment_layers, bnn.moment_margins
     bnn.moment_scale = found = (1.0, 1.0)
     try:
         with torch.no_grad(), evaluation_mode(bnn):
+            batches = _not_empty(batches)
             if layers:
                 batches, bnn.moment_layers = list(batches), {}
                 corrections = correct_layers(bnn, batches, samples, layer_inputs, generator, progress)
                 if not corrections:
                     raise LeanBayesError(_NO_LAYERS)
                 bnn.moment_layers = corrections
-                bnn.moment_margin = fit_margin(bnn, batches, samples, layer_inputs, generator)
+                bnn.moment_margins = fit_margins(bnn, batches, samples, layer_inputs, generator)
             if factors:
                 to_labels = target == "labels"
                 found = _to_labels(bnn, batches) if to_labels else _to_samples(bnn, batches, samples, generator)
     except BaseException:
-        bnn.moment_scale, bnn.moment_layers, bnn.moment_margin = before
+        bnn.moment_scale, bnn.moment_layers, bnn.moment_margins = before
         raise
     bnn.moment_scale, bnn.policy = found, None  # a policy was fitted to other predictions
     return found
+
+
+def _not_empty(batches: Iterable[Any]) -> Iterator[Any]:
+    """Return the batches that have examples."""
+    return (batch for batch in batches if next(tensors_of(inputs_of(batch))).shape[0])
 
 
 def _check_layers(bnn: BayesianModel, layers: bool, layer_inputs: int, factors: bool) -> None:
@@ -196,7 +216,7 @@ def _to_samples(
     degrees = torch.tensor((samples - 1) / 2, dtype=torch.float64)
     bias = (degrees.log() - torch.special.digamma(degrees)).item()
     scale = product / square if square else 1.0, math.exp(0.5 * (logs / count + bias))
-    return _nearest(kept, scale) if kept else scale
+    return _nearest(kept, scale, _PRIOR_STD**-2 / _labels_worth(kept, scale)) if kept else scale
 
 
 def _compare(
@@ -205,7 +225,7 @@ def _compare(
     """Return sums over one batch (m·m̂, m², log(v̂/v), and its number of terms), and its outcomes if there are logits."""
     ours = _one_pass(bnn, x)
     loc, variance = ours.loc.double(), ours.variance.double().expand_as(ours.loc)
-    outputs, probs = Running(), Running()
+    outputs, probs, groups = Running(), Running(), [Running() for _ in range(min(_GROUPS, samples))]
     with bnn.using("sample"):
         for number in range(samples):
             draw = bnn.next_draw(generator, number)
@@ -213,13 +233,33 @@ def _compare(
             outputs.update(drawn)
             logits = bnn.likelihood.logits(drawn)
             if logits is not None:
-                probs.update(_some(logits).softmax(-1))
+                found = _some(logits).softmax(-1)
+                probs.update(found)
+                groups[number % len(groups)].update(found)
     true = outputs.squares / (samples - 1)
     usable = (variance > 0) & (true > 0)
     logs = torch.where(usable, torch.where(usable, true, 1.0).log() - torch.where(usable, variance, 1.0).log(), 0.0)
     sums = torch.stack([(loc * outputs.mean).sum(), loc.square().sum(), logs.sum(), usable.sum().double()])
     rows = _rows(bnn, ours)
-    return sums, None if rows is None else _Outcomes(rows, probs.mean)
+    return sums, None if rows is None else _Outcomes(rows, probs.mean, torch.stack([group.mean for group in groups]))
+
+
+def _labels_worth(kept: Sequence[_Outcomes], factors: tuple[float, float]) -> float:
+    """Return how many labels each outcome is worth, given the noise of the samples: κ of the module's docstring."""
+    worth = []
+    for number in (0, 1):
+        information = noise = 0.0
+        for logits, _, groups in kept:
+            assert groups is not None
+            logs = []
+            for step in (_STEP, -_STEP):
+                moved = [factor * math.exp(step * (number == place)) for place, factor in enumerate(factors)]
+                logs.append(logits.probs(*moved).clamp_min(_LEAST).log())
+            slope = (logs[0] - logs[1]) / (2 * _STEP)
+            information += float((logits.probs(*factors) * slope.square()).sum())
+            noise += float((groups * slope).sum((-2, -1)).var()) / len(groups)
+        worth.append(information / noise if noise > 0 else math.inf)
+    return min(worth)
 
 
 def _to_labels(bnn: BayesianModel, batches: Iterable[Any]) -> tuple[float, float]:
@@ -236,9 +276,9 @@ def _to_labels(bnn: BayesianModel, batches: Iterable[Any]) -> tuple[float, float
         bnn.likelihood.check_shape(loc, y)
         bnn.likelihood.check_values(loc, y)
         kept.append(_Outcomes(rows, _some(bnn.likelihood.label_probs(y, loc))))
-    if any(not logits.loc.isfinite().all() or logits.variance.isnan().any() for logits, _ in kept):
+    if any(not logits.loc.isfinite().all() or logits.variance.isnan().any() for logits, _, _ in kept):
         raise LeanBayesError(_NAN)
-    if not any(logits.is_random for logits, _ in kept):
+    if not any(logits.is_random for logits, _, _ in kept):
         raise LeanBayesError(_NOTHING)
     found = _nearest(kept, (1.0, 1.0), _PRIOR_STD**-2)
     return found if _wrong(kept) >= LEAST_WRONG else _not_more_certain(kept, found)
@@ -247,7 +287,7 @@ def _to_labels(bnn: BayesianModel, batches: Iterable[Any]) -> tuple[float, float
 def _wrong(kept: Sequence[_Outcomes]) -> int:
     """Return how many of the labels are not the most probable class."""
     wrong = 0
-    for logits, probs in kept:
+    for logits, probs, _ in kept:
         ours = logits.probs(1.0, 1.0)
         wrong += int(((ours.argmax(-1) != probs.argmax(-1)) & (probs.sum(-1) > 0)).sum())
     return wrong
@@ -267,7 +307,7 @@ def _cross_entropy(kept: Sequence[_Outcomes], factors: tuple[float, float]) -> f
     """Return the cross-entropy with the prior of the factors, as `_nearest` minimizes it."""
     mean, std = factors
     total = 0.5 * _PRIOR_STD**-2 * (math.log(mean) ** 2 + math.log(std) ** 2)
-    for logits, probs in kept:
+    for logits, probs, _ in kept:
         ours = logits.probs(mean, std)
         total -= float((probs * ours.clamp_min(_LEAST).log()).sum())
     return total
@@ -311,25 +351,25 @@ def _some(logits: Tensor) -> Tensor:
 def _nearest(
     kept: Sequence[_Outcomes],
     start: tuple[float, float],
-    precision: float = 0.0,
+    precision: float,
     free: tuple[bool, bool] = (True, True),
 ) -> tuple[float, float]:
     """Minimize the cross-entropy over the logarithms of the factors by L-BFGS, from a start.
 
     Args:
-        precision: The precision of the Gaussian prior around 0 of the logarithms; 0 for no prior.
+        precision: The precision of the Gaussian prior of the logarithms around the start.
         free: Which of the two factors to fit. The other one keeps its start.
     """
     logs = torch.tensor([math.log(max(factor, _LEAST)) for factor in start], dtype=torch.float64, requires_grad=True)
-    count = sum(len(outcomes.probs) for outcomes in kept)
+    count, center = sum(len(outcomes.probs) for outcomes in kept), logs.detach().clone()
     optimizer = torch.optim.LBFGS([logs], max_iter=100, line_search_fn="strong_wolfe")
 
     def cross_entropy() -> float:
         optimizer.zero_grad()
-        prior = 0.5 * precision * logs.square().sum() / count
+        prior = 0.5 * precision * (logs - center).square().sum() / count
         prior.backward()
         total = prior.item()
-        for logits, probs in kept:
+        for logits, probs, _ in kept:
             ours = logits.probs(*logs.to(probs.device).exp())
             loss = -(probs * ours.clamp_min(_LEAST).log()).sum() / count
             loss.backward()

@@ -119,7 +119,7 @@ def export_onnx(
             "use lb.export_program and torch.export.save."
         )
     names, outputs = _input_names(bnn, example), tuple(graph.run(inputs))
-    entries = _metadata(bnn, graph, outputs, metadata or {})
+    entries = _metadata(bnn, bnn.method.make_rule(rule), outputs, metadata or {})
     with written_whole(path) as temporary:  # a bad path is reported before the long part
         temporary.write_bytes(_onnx_model(_trace(graph, inputs), inputs, names, outputs, entries))
         error = _check(graph, temporary, inputs, names) if check else None
@@ -150,9 +150,7 @@ def export_program(bnn: BayesianModel, example: Any, *, rule: str | Rule = "mome
     return _trace(OnePassGraph(bnn, rule, example), example_tensors(example))
 
 
-def _metadata(
-    bnn: BayesianModel, graph: OnePassGraph, outputs: Sequence[str], given: Mapping[str, Any]
-) -> dict[str, str]:
+def _metadata(bnn: BayesianModel, made: Rule, outputs: Sequence[str], given: Mapping[str, Any]) -> dict[str, str]:
     """Return the metadata of a file: what leanbayes knows, and what the caller adds."""
     classes = "probs" in outputs
     units = {"mean": "logits", "variance": "logits²"} if classes else {"mean": "target", "variance": "target²"}
@@ -163,7 +161,7 @@ def _metadata(
         "likelihood": type(bnn.likelihood).__name__,
         "units": {name: units[name] for name in outputs},
     }
-    policy, rule = bnn.policy, graph.model.current_rule.name
+    policy, rule = bnn.policy, bnn.method.text_of_rule(made)
     if policy is not None and policy.rule == rule:
         known["policy"] = config.encode(policy)
     elif policy is not None:

@@ -18,6 +18,7 @@ from torch import Tensor
 from leanbayes.core.json_values import parse_untrusted
 from leanbayes.core.layout import Layout, Report, ReportRow
 from leanbayes.errors import FileFormatError, LeanBayesError, MissingPackageError
+from leanbayes.rules import MarginFit
 
 _MOST_NAME, _MOST_DIMENSIONS, _MOST_SIZE = 1000, 16, 1 << 48
 _SHOWN = 300  # characters of an error message after the path
@@ -135,6 +136,7 @@ def layout_of(header: Mapping[str, Any]) -> Layout:
             and _is_shape(row["order"])
             and isinstance(row["dtype"], str)
             and is_count(row["fan_in"], 1)
+            and is_count(row.get("input_dim", 1))
         ):
             raise ValueError(f"its header has a wrong layout {row}")
     layout = Layout.from_json(rows)
@@ -169,14 +171,20 @@ def moment_scale_of(header: Mapping[str, Any]) -> tuple[float, float]:
     return float(scale[0]), float(scale[1])
 
 
-def moment_margin_of(header: Mapping[str, Any]) -> tuple[float, float]:
-    """Return the weight and factor of the margin of combined predictions; older files have none."""
-    margin = header.get("moment_margin", [1.0, 1.0])
-    if not (_is_list(margin, lambda one: type(one) in (int, float) and 0 <= one < math.inf) and len(margin) == 2):
-        raise ValueError("its fit of the margin has wrong numbers")
-    if margin[0] > 1 or margin[1] == 0:
-        raise ValueError("its fit of the margin has wrong numbers")
-    return float(margin[0]), float(margin[1])
+def moment_margins_of(header: Mapping[str, Any]) -> tuple[MarginFit, ...]:
+    """Return how combined predictions weigh margins, for each number of them; older files have one row or none."""
+    older = header.get("moment_margin")  # of files before margins were several
+    rows = header.get("moment_margins", [] if older is None else [older])
+    if not isinstance(rows, list) or not all(map(_is_margin_fit, rows)):
+        raise ValueError("its fit of the margins has wrong numbers")
+    return tuple(MarginFit(*map(float, row)) for row in rows)
+
+
+def _is_margin_fit(row: Any) -> bool:
+    """Whether a row has weights from 0 to 1 and positive factors, in turns."""
+    if not _is_list(row, lambda one: type(one) in (int, float) and 0 <= one < math.inf) or len(row) not in (2, 4):
+        return False
+    return all(weight <= 1 for weight in row[::2]) and all(factor > 0 for factor in row[1::2])
 
 
 def moment_layers_of(header: Mapping[str, Any], layout: Layout) -> dict[str, int]:

@@ -1,14 +1,15 @@
-"""Weigh the two variances of a margin, of one pass and of a backward pass, without labels against samples.
+"""Weigh the two variances of margins, of one pass and of backward passes, without labels against samples.
 
-The margin is the difference of the two largest logits. Its variance by a backward pass (`adjoint`) is right to first
-order, also where one pass loses correlations; that of one pass includes strong noise, which the first order does not
-see. The combined prediction uses
+A margin is the difference of the largest logit and another one. Its variance v by a backward pass (`adjoint`) is right
+to first order, also where one pass loses correlations; that of one pass, g, includes strong noise, which the first
+order does not see. The combined prediction uses
 
-    v = b²·v_pass^(1 - w)·v_adjoint^w,
+    b²·g^(1 - w)·v^w for a margin, and the noise of one pass times c·(v/g)^(u/2) for all logits,
 
-where w and log b minimize the squared error of log v over some inputs, given the variances of samples. The logarithm
-of a variance of n samples is too small by log(ν/2) - ψ(ν/2), ν = n - 1, on average, and this is corrected. Without
-such a fit, w = b = 1.
+where w and log b minimize the squared error of the log variance of the margins over some inputs, given the variances
+of samples, and u and log c that of the mean variance of the logits, with the geometric mean of v/g over the margins.
+The logarithm of a variance of n samples is too small by log(ν/2) - ψ(ν/2), ν = n - 1, on average, and this is
+corrected. There is one fit for each number of margins. Without a fit, w = b = c = 1 and u = 0.
 """
 
 from collections.abc import Iterable
@@ -24,63 +25,85 @@ from leanbayes.likelihoods import Categorical
 from leanbayes.likelihoods.accumulators import Running
 from leanbayes.model.bayesian import BayesianModel
 from leanbayes.rules import Adjoint, Rule
-from leanbayes.rules.margins import margin_variance
+from leanbayes.rules.margins import MarginFit, margin_variances
 
 _LEAST_ROWS = 16
+_MOST_MARGINS = 3
 
 
-def fit_margin(
+def fit_margins(
     bnn: BayesianModel, batches: Iterable[Any], samples: int, inputs: int, generator: torch.Generator | None
-) -> tuple[float, float]:
-    """Return w and b; both are 1 if the outputs are not one set of logits per example, or have no backward pass."""
-    rule = Adjoint(mean="moments")
-    terms: list[Tensor] = []
+) -> tuple[MarginFit, ...]:
+    """Return the fits for 1, 2, ... margins; none if the outputs are not one set of logits per example.
+
+    There are none either if the network has no backward pass for each example.
+    """
     if not isinstance(bnn.likelihood, Categorical) or not bnn.posterior.factorized:
-        return 1.0, 1.0
+        return ()
+    terms: list[tuple[Tensor, Tensor]] = []
     for x, _ in small_parts(list(batches), inputs, bnn.batch_first):
         try:
-            found = _logs(bnn, bnn.likelihood, x, rule, samples, generator)
+            found = _logs(bnn, bnn.likelihood, x, samples, generator)
         except UnsupportedOperation:
-            return 1.0, 1.0
+            return ()
         if found is None:
-            return 1.0, 1.0
+            return ()
         terms.append(found)
-    own, first, true = torch.cat(terms, 1)
-    usable = own.isfinite() & first.isfinite() & true.isfinite()
-    if usable.sum() < _LEAST_ROWS:
-        return 1.0, 1.0
+    (own, first, true), (total, true_total) = (torch.cat(parts, 1) for parts in zip(*terms, strict=True))
     degrees = torch.tensor((samples - 1) / 2, dtype=torch.float64)
-    y = (true - first)[usable] + (degrees.log() - torch.special.digamma(degrees)).to(true.device)
-    x = (own - first)[usable]
+    bias = (degrees.log() - torch.special.digamma(degrees)).to(true.device)
+    fits = []
+    for count in range(1, own.shape[-1] + 1):
+        ratios, errors = (part[:, :count] for part in (own - first, true - first + bias))
+        margin = _line(ratios.flatten(), errors.flatten())
+        whole = _line(ratios.mean(-1), true_total - total + bias)
+        if margin is None or whole is None:
+            return ()
+        fits.append(MarginFit(*margin, *whole))
+    return tuple(fits)
+
+
+def _line(x: Tensor, y: Tensor) -> tuple[float, float] | None:
+    """Return the slope of y on x, from 0 to 1, and exp of half of the intercept; None if there are too few points."""
+    usable = x.isfinite() & y.isfinite()
+    if usable.sum() < _LEAST_ROWS:
+        return None
+    x, y = x[usable], y[usable]
     squares = (x - x.mean()).square().sum()
-    weight = ((x - x.mean()) * y).sum() / squares if squares > 0 else torch.ones(())
-    weight = weight.clamp(0, 1)
-    return float(weight), float((0.5 * (y.mean() - weight * x.mean())).exp())
+    slope = ((x - x.mean()) * y).sum() / squares if squares > 0 else torch.ones(())
+    slope = slope.clamp(0, 1)
+    return float(slope), float((0.5 * (y.mean() - slope * x.mean())).exp())
 
 
 def _logs(
-    bnn: BayesianModel,
-    likelihood: Categorical,
-    x: Any,
-    rule: Adjoint,
-    samples: int,
-    generator: torch.Generator | None,
-) -> Tensor | None:
-    """Return logarithms of the margin's variance, (3, examples): by a backward pass, by one pass, and by samples."""
+    bnn: BayesianModel, likelihood: Categorical, x: Any, samples: int, generator: torch.Generator | None
+) -> tuple[Tensor, Tensor] | None:
+    """Return logarithms of variances.
+
+    The first are those of the margins, (3, examples, margins): by backward passes, by one pass, and by samples. The
+    others are those of the mean variance of the logits, (2, examples): by one pass and by samples.
+    """
+    rule = Adjoint(mean="moments", margins=_MOST_MARGINS)
     assert rule.mean_rule is not None
     own, first = _output(bnn, x, rule), _output(bnn, x, rule.mean_rule)
     if own.loc.dim() != 2 or own.loc.shape[likelihood.class_dim] < 2:
         return None
-    loc, own_variance, _ = likelihood.logit_moments(own)
-    two = loc.topk(2, -1).indices
-    margins = Running()
+    loc, own_variance, own_common = likelihood.logit_moments(own)
+    classes = loc.topk(min(_MOST_MARGINS + 1, loc.shape[-1]), -1).indices
+    margins, logits = Running(), Running()
     with bnn.using("sample"):
         for number in range(samples):
             output = output_tensor(call_with(bnn, x, _draw=bnn.next_draw(generator, number)))
-            margins.update(output.double().movedim(likelihood.class_dim, -1).gather(-1, two).diff(dim=-1)[:, 0])
+            drawn = output.double().movedim(likelihood.class_dim, -1)
+            chosen = drawn.gather(-1, classes)
+            margins.update(chosen[:, :1] - chosen[:, 1:])
+            logits.update(drawn)
     _, variance, common = likelihood.logit_moments(first)
-    found = (2 * own_variance[:, 0], margin_variance(variance, common, two), margins.squares / (samples - 1))
-    return torch.stack([part.double().log() for part in found])
+    total = variance if common is None else variance + common.square().sum(0)
+    found = [margin_variances(own_variance, own_common, classes), margin_variances(variance, common, classes)]
+    found.append(margins.squares / (samples - 1))
+    totals = [total.mean(-1), (logits.squares / (samples - 1)).mean(-1)]
+    return tuple(torch.stack([part.double().log() for part in parts]) for parts in (found, totals))  # type: ignore[return-value]
 
 
 def _output(bnn: BayesianModel, x: Any, rule: Rule) -> Any:

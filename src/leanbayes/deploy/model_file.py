@@ -31,7 +31,7 @@ from leanbayes.deploy.header import (
     is_intact,
     layout_of,
     moment_layers_of,
-    moment_margin_of,
+    moment_margins_of,
     moment_scale_of,
     one_line,
     refusing_damage,
@@ -232,7 +232,7 @@ def describe_model(path: str | os.PathLike[str]) -> dict[str, Any]:
         policy = policy_of(header)
         found["policy"] = None if policy is None else str(policy)
         found["moment_layers"] = moment_layers_of(header, layout)
-        found["moment_margin"] = moment_margin_of(header)
+        found["moment_margins"] = [list(fit) for fit in moment_margins_of(header)]
         found["bayesian_weights"] = bayesian_weights_of(header, layout)
     found["bytes"] = Path(path).stat().st_size
     found["weights"] = layout.numel

@@ -13,7 +13,7 @@ from leanbayes.deploy.header import (
     FLOATS,
     layout_of,
     moment_layers_of,
-    moment_margin_of,
+    moment_margins_of,
     moment_scale_of,
     names_of,
     one_line,
@@ -25,7 +25,7 @@ from leanbayes.likelihoods.decisions import Policy
 from leanbayes.model.bayesian import BayesianModel
 from leanbayes.model.conversion import assemble
 from leanbayes.model.method import Method
-from leanbayes.rules import RULES, Rule, get_rule
+from leanbayes.rules import RULES, MarginFit, Rule, get_rule
 
 
 def settings_of(bnn: BayesianModel) -> dict[str, Any]:
@@ -41,7 +41,7 @@ def settings_of(bnn: BayesianModel) -> dict[str, Any]:
         "report": [[row.name, list(row.shape), row.bayesian, row.reason] for row in bnn.report.rows],
         "moment_scale": bnn.moment_scale,
         **({"moment_layers": corrected} if corrected else {}),
-        **({"moment_margin": bnn.moment_margin} if bnn.moment_margin != (1.0, 1.0) else {}),
+        **({"moment_margins": [list(fit) for fit in bnn.moment_margins]} if bnn.moment_margins else {}),
         "frozen": [name for name, p in bnn.named_parameters() if not p.requires_grad],
     }
 
@@ -65,12 +65,12 @@ class Settings(NamedTuple):
     trained_rule: str | None
     moment_scale: tuple[float, float]
     moment_layers: dict[str, int]
-    moment_margin: tuple[float, float]
+    moment_margins: tuple[MarginFit, ...]
     frozen: frozenset[str]
 
     def give(self, bnn: BayesianModel, corrections: Mapping[str, Tensor]) -> BayesianModel:
         """Apply the settings that need a model with its tensors, and the corrections of its layers."""
-        bnn.moment_layers, bnn.moment_margin = corrections, self.moment_margin
+        bnn.moment_layers, bnn.moment_margins = corrections, self.moment_margins
         bnn.rule, bnn.trained_rule, bnn.moment_scale = self.rule, self.trained_rule, self.moment_scale
         for name, parameter in bnn.named_parameters():
             parameter.requires_grad_(name not in self.frozen)
@@ -103,7 +103,7 @@ def read_settings(header: dict[str, Any], model: nn.Module, path: str | os.PathL
         trained_rule,
         moment_scale_of(header),
         moment_layers_of(header, layout),
-        moment_margin_of(header),
+        moment_margins_of(header),
         frozenset(names_of(header, "frozen")),
     )
     _check_network(layout, _prepared(method, model, path), path)

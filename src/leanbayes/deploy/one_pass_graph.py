@@ -15,7 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from leanbayes.core import noise
-from leanbayes.core.network import call_with, output_tensor
+from leanbayes.core.network import call_with, check_readable, output_tensor
 from leanbayes.errors import LeanBayesError
 from leanbayes.likelihoods import Bernoulli, Categorical, Gaussian, HeteroscedasticGaussian, Likelihood
 from leanbayes.likelihoods.expectations import (
@@ -105,6 +105,7 @@ class OnePassGraph(nn.Module):
         output = output_tensor(call_with(self.model, args, _draw=Draw(self.key)))
         if not isinstance(output, Moments):
             raise LeanBayesError("The output does not depend on a Bayesian weight: there is no variance to export.")
+        self.model.likelihood.check_output(output)
         return output
 
     def run(self, inputs: Sequence[Tensor]) -> dict[str, Tensor]:
@@ -163,6 +164,7 @@ def example_tensors(example: Any) -> list[Tensor]:
     values = [example] if isinstance(example, Tensor) else example.values() if isinstance(example, Mapping) else example
     if not isinstance(values, Iterable) or not all(isinstance(value, Tensor) for value in values):
         raise LeanBayesError("The example must be a tensor, or a tuple or dict of tensors.")
+    check_readable(values)
     tensors = [t.detach().to("cpu", torch.float32 if t.is_floating_point() else t.dtype) for t in values]
     if not tensors or tensors[0].dim() == 0 or len(tensors[0]) == 0:
         raise LeanBayesError("The example is empty: pass a batch of at least one example.")

@@ -12,7 +12,7 @@ _DEFAULTS = {"sgd": {"lr": 0.1, "weight_decay": 5e-4}, "adamw": {"lr": 1e-3, "we
 
 @register_engine("backprop")
 class Backprop(Engine):
-    """SGD or AdamW trains means, norms and biases. Adam trains the stds, which need an adaptive optimizer."""
+    """SGD or AdamW trains means, norms and biases. Adam trains the stds, or SGD, which hardly moves them."""
 
     def optimizers(self, bnn: BayesianModel, settings: OptimizerSettings) -> list[torch.optim.Optimizer]:
         """Return the optimizer of the means, and that of the stds if there are any."""
@@ -25,10 +25,13 @@ class Backprop(Engine):
         given: dict[str, Any] = {name: value for name, value in chosen.items() if value is not None}
         given = {**_DEFAULTS[settings.optimizer], "fused": fused, **given}
         made: list[torch.optim.Optimizer] = []
+        momentum: dict[str, Any] = {"momentum": 0.9, "nesterov": True}
         if means and settings.optimizer == "sgd":
-            made.append(torch.optim.SGD(means, momentum=0.9, nesterov=True, **given))
+            made.append(torch.optim.SGD(means, **momentum, **given))
         elif means:
             made.append(torch.optim.AdamW(means, **given))
-        if scales:
+        if scales and settings.scale_optimizer == "sgd":
+            made.append(torch.optim.SGD(scales, lr=settings.scale_lr, fused=fused, **momentum))
+        elif scales:
             made.append(torch.optim.Adam(scales, lr=settings.scale_lr, fused=fused))
         return made

@@ -21,7 +21,8 @@ class OptimizerSettings:
         optimizer: The optimizer of the means, norms and biases, for engines that leave the choice.
         lr: The learning rate. None means the default of the engine.
         weight_decay: The weight decay. None means the default of the engine.
-        scale_lr: The learning rate of Adam, which trains stds and the noise of the data.
+        scale_lr: The learning rate of the stds and of the noise of the data.
+        scale_optimizer: The optimizer of the stds and of the noise of the data, for engines that leave the choice.
         temperature: The weight of the KL.
         hess_init: The initial curvature of the engine "ivon".
         labels_per_example: The mean number of labels of an example, or None for one label.
@@ -33,6 +34,7 @@ class OptimizerSettings:
     lr: float | None = None
     weight_decay: float | None = None
     scale_lr: float = 1e-2
+    scale_optimizer: Literal["adam", "sgd"] = "adam"
     temperature: float = 1.0
     hess_init: float | None = None
     labels_per_example: float | None = None

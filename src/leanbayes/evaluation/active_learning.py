@@ -26,6 +26,7 @@ from leanbayes.errors import LeanBayesError
 from leanbayes.likelihoods import Prediction, RegressionPrediction
 from leanbayes.likelihoods.decisions.checked_values import class_probs, uncertainty
 from leanbayes.model.bayesian import BayesianModel
+from leanbayes.rules import Rule
 
 _LABELINGS = 1000  # sets of labels of the chosen examples that are averaged over
 _CELLS = 1 << 24  # numbers of a temporary tensor
@@ -39,7 +40,7 @@ def acquire(
     *,
     score: str | None = None,
     samples: int | None = None,
-    rule: str | None = None,
+    rule: str | Rule | None = None,
     seed: int = 0,
 ) -> Tensor:
     """Choose the examples of a pool whose labels would teach the model most.
@@ -53,7 +54,7 @@ def acquire(
             alike. A name chooses those with the highest uncertainty, each on its own: "mutual_information" (BALD),
             "entropy" or "confidence", and "epistemic_std" or "std" for a regression.
         samples: Monte Carlo samples. None means the default of the method.
-        rule: The rule of the predictions. None means the current one.
+        rule: The rule of the predictions, a name or a rule with its own settings. None means the current one.
         seed: The seed of the samples.
 
     Returns:
@@ -72,11 +73,11 @@ def acquire(
         raise LeanBayesError(f"number={number!r} must be at least 1.")
     with bnn.using(rule or bnn.current_rule):
         shared = bnn.current_rule.random and (bnn.members is not None or not bnn.noise_per_example)
-        separate = bnn.noise_per_example
+        separate, name = bnn.noise_per_example, bnn.rule
     if score is None and not shared:
         raise LeanBayesError(
             f"Joint information needs weight samples that all examples share, which {type(bnn.method).__name__} with "
-            f"the rule {rule or bnn.current_rule.name!r} does not have: use rule='sample', or "
+            f"the rule {name!r} does not have: use rule='sample', or "
             "score='mutual_information'."
         )
     parts: list[Tensor] = []

@@ -30,6 +30,7 @@ from leanbayes.model import prediction
 from leanbayes.model.bayesian import BayesianModel
 from leanbayes.model.conversion import bayesianize
 from leanbayes.model.draw import Draw, StochasticNetwork
+from leanbayes.rules import Rule
 
 
 @dataclass(frozen=True)
@@ -81,7 +82,7 @@ class Comparison:
 
 @checked()
 def costs_of(
-    bnn: BayesianModel, x: Any, *, samples: int | None = None, rule: str | None = None, repeats: int = 5
+    bnn: BayesianModel, x: Any, *, samples: int | None = None, rule: str | Rule | None = None, repeats: int = 5
 ) -> Comparison:
     """Measure the costs of a model and of the deterministic network of the same architecture.
 
@@ -94,7 +95,8 @@ def costs_of(
         bnn: The model.
         x: A batch of inputs.
         samples: Monte Carlo samples per prediction. None means the default of the method.
-        rule: How random weights are combined with activations. None means the model's own rule.
+        rule: How random weights are combined with activations: a name, or a rule with its own settings. None means
+            the model's own rule.
         repeats: Number of timed predictions.
 
     Returns:
@@ -139,7 +141,7 @@ def costs_of(
     return Comparison(examples, *both)
 
 
-def count_flops(bnn: BayesianModel, x: Any, samples: int | None = None, rule: str | None = None) -> Flops:
+def count_flops(bnn: BayesianModel, x: Any, samples: int | None = None, rule: str | Rule | None = None) -> Flops:
     """Count the FLOPs of the products to predict the batch x with all samples.
 
     `FlopCounter` defines what counts; the weights are those that the rule puts into the network, and the network's own.
@@ -147,11 +149,16 @@ def count_flops(bnn: BayesianModel, x: Any, samples: int | None = None, rule: st
     weights costs d, an ensemble costs its number of members, and `flipout` and `local`, with two products per layer,
     cost 1 + r if a share r of the weights has a std. One sample is counted for all, but every member of an ensemble.
     """
-    with torch.no_grad(), bnn.using(rule or bnn.current_rule), evaluation_mode(bnn), _unfused(), _quiet():
+    used = bnn.current_rule if rule is None else rule
+    with torch.no_grad(), bnn.using(used), evaluation_mode(bnn), _unfused(), _quiet():
         draws = prediction.draws_of(bnn, samples, torch.Generator().manual_seed(0))
         draws = prediction.passes_of(bnn, draws)
+        if not bnn.current_rule.random and bnn.rule != "mean":  # moments, adjoint
+            draws = draws[:1]  # one pass, whatever the number of samples
         passes = [_flops_of_pass(bnn, x, draw) for draw in (draws[:1] if bnn.members is None else draws)]
-    return sum(passes, Flops()) * (len(draws) // len(passes))
+        also = bnn.current_rule.mean_rule
+    found = sum(passes, Flops()) * (len(draws) // len(passes))
+    return found if also is None else found + count_flops(bnn, x, samples, also)
 
 
 def training_flops(forward: Flops, examples: int, epochs: int, samples: int = 1) -> Flops:
@@ -182,7 +189,7 @@ class _Counted:
     peak_bytes: int
 
 
-def _predict(bnn: BayesianModel, x: Any, samples: int | None, rule: str | None) -> int:
+def _predict(bnn: BayesianModel, x: Any, samples: int | None, rule: str | Rule | None) -> int:
     return bnn.predict(x, samples, rule=rule, generator=torch.Generator().manual_seed(0)).samples
 
 

@@ -22,6 +22,7 @@ from leanbayes.likelihoods.decisions.checked_values import class_probs, uncertai
 from leanbayes.likelihoods.decisions.conformal import SetKind, fit_intervals, fit_sets
 from leanbayes.likelihoods.decisions.ood_gate import fit_gate
 from leanbayes.model.bayesian import BayesianModel
+from leanbayes.rules import Rule
 
 __all__ = ["Abstention", "ConformalIntervals", "ConformalSets", "Decision", "OODGate", "Policy", "acquire", "fit"]
 _LEAST_INFORMATION = 1e-4  # nats of median mutual information below which samples do not disagree
@@ -41,7 +42,7 @@ def fit(
     sets: SetKind = "adaptive",
     tolerance: float | None = None,
     samples: int | None = None,
-    rule: str | None = None,
+    rule: str | Rule | None = None,
     seed: int = 0,
 ) -> Policy:
     """Fit a policy to held-out data, and store it as `bnn.policy`, which `lb.save` keeps.
@@ -66,7 +67,7 @@ def fit(
         sets: "adaptive" or "threshold" sets of classes.
         tolerance: For the risk of a regression: the largest error of an answer that is not wrong.
         samples: Monte Carlo samples per prediction. None means the default of the method.
-        rule: The rule of the predictions. None means the current one.
+        rule: The rule of the predictions, a name or a rule with its own settings. None means the current one.
         seed: The seed of the samples.
 
     Returns:
@@ -105,7 +106,8 @@ def fit(
         conformal["intervals"] = fit_intervals(y - held_out.mean, held_out.std, coverage)
     elif coverage is not None:
         conformal["sets"] = fit_sets(class_probs(held_out), y.flatten(), coverage, sets)
-    bnn.policy = Policy(rule or bnn.current_rule.name, held_out.samples, abstention, gate, **conformal)
+    assert held_out.rule is not None
+    bnn.policy = Policy(held_out.rule, held_out.samples, abstention, gate, **conformal)
     return bnn.policy
 
 

@@ -14,6 +14,7 @@ from leanbayes.evaluation.metrics import METRICS, Metric, Sum, Whole
 from leanbayes.evaluation.outcomes import ClassOutcome, Outcome, joined, outcome_of
 from leanbayes.likelihoods import Prediction
 from leanbayes.model.bayesian import BayesianModel
+from leanbayes.rules import Rule
 
 
 class _State(NamedTuple):
@@ -165,7 +166,7 @@ def evaluate(
     batches: Iterable[Any],
     *,
     samples: int | None = None,
-    rule: str | None = None,
+    rule: str | Rule | None = None,
     seed: int = 0,
     target_scale: Sequence[float] = (),
     details: bool = True,
@@ -182,8 +183,8 @@ def evaluate(
         batches: Pairs (x, y) of inputs and true labels or targets, such as a `DataLoader`, or dicts with the targets
             under "labels". Inputs must be on the device of the model.
         samples: Monte Carlo samples per prediction. None means the default of the method.
-        rule: How random weights are combined with activations, such as "sample", "mean" or "moments". None means the
-            model's own rule.
+        rule: How random weights are combined with activations, such as "sample", "mean" or "moments", or a rule with
+            its own settings. None means the model's own rule.
         seed: Seed of the Monte Carlo samples.
         target_scale: For regression: factor from the unit of the targets to the unit of the scores, such as the std by
             which the targets were divided. One for all targets, or one per target.
@@ -235,7 +236,7 @@ def predictions(
     batches: Iterable[Any],
     *,
     samples: int | None = None,
-    rule: str | None = None,
+    rule: str | Rule | None = None,
     seed: int = 0,
 ) -> Iterator[tuple[Any, Tensor]]:
     """Predict every batch (x, y), and yield the prediction and y, as if all examples were one large batch.

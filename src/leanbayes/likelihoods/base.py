@@ -96,6 +96,15 @@ class Likelihood(nn.Module, Generic[P]):
         """Return labels as probabilities of the same shape as `logits`; the row of an ignored label is 0."""
         raise NotImplementedError  # abstract
 
+    def check_output(self, output: Tensor | Moments) -> None:
+        """Raise an error if the dtype or shape of outputs cannot be scored. Needs no synchronization."""
+        if not output.dtype.is_floating_point:
+            kind = str(output.dtype).removeprefix("torch.")
+            raise LeanBayesError(
+                f"The network returned {kind} numbers, and {type(self).__name__} needs real ones: return "
+                f"{'the logits' if self.has_logits else 'numbers'} before any conversion."
+            )
+
     def check_shape(self, output: Tensor, y: Tensor) -> None:
         """Raise an error if the shape or dtype of the labels does not fit the outputs. Needs no synchronization."""
         raise NotImplementedError  # abstract

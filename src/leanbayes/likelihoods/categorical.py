@@ -23,7 +23,7 @@ from leanbayes.likelihoods.base import (
 from leanbayes.likelihoods.cross_entropy import cross_entropy
 from leanbayes.likelihoods.expectations import LOGIT_SAMPLES, expected_cross_entropy, is_fused, softmax_means
 from leanbayes.likelihoods.predictive import ClassPrediction, Prediction
-from leanbayes.rules.margins import margin_variance
+from leanbayes.rules.margins import margin_variances
 from leanbayes.rules.moments.value import Moments
 
 _FEW = 1 << 18  # logits; the samples of more would be a large program
@@ -110,7 +110,7 @@ class Categorical(Likelihood[ClassPrediction]):
         probs, entropy = softmax_means(loc, variance, common, output.within.coherent)
         margin_std = None
         if common is None or loc.dim() <= 2:  # for maps it would take much memory
-            margin_std = margin_variance(variance, common, loc.topk(min(2, loc.shape[-1]), -1).indices).sqrt()
+            margin_std = _margin_variance(loc, variance, common).sqrt()
         return self.prediction_type(1, None, probs.movedim(-1, self.class_dim), entropy, self.class_dim, margin_std)
 
     def compiles(self, output: Moments) -> bool:
@@ -152,6 +152,16 @@ class Categorical(Likelihood[ClassPrediction]):
         probs = F.one_hot(y.flatten().where(labeled, 0), output.shape[self.class_dim])
         return (probs * labeled[:, None]).to(output.dtype)
 
+    def check_output(self, output: Tensor | Moments) -> None:
+        """Check that there is a dimension of classes."""
+        super().check_output(output)
+        dims = output.dim()
+        if not -dims <= self.class_dim < dims or dims < 2 or not output.shape[self.class_dim]:
+            raise LeanBayesError(
+                f"The network returned outputs of shape {tuple(output.shape)}, which have no classes along dimension "
+                f"{self.class_dim}: return (batch, classes), or pass another likelihood or class_dim."
+            )
+
     def check_shape(self, output: Tensor, y: Tensor) -> None:
         """Check that there is one integer per position."""
         positions = output.movedim(self.class_dim, -1).shape[:-1]
@@ -182,3 +192,10 @@ class Categorical(Likelihood[ClassPrediction]):
         return ProbabilityAccumulator(
             lambda output: as_float(output).softmax(dim), lambda probs: torch.special.entr(probs).sum(dim), kind
         )
+
+
+def _margin_variance(loc: Tensor, variance: Tensor, common: Tensor | None) -> Tensor:
+    """Return the variance of the difference of the two largest logits; of one class that of its logit."""
+    if loc.shape[-1] > 1:
+        return margin_variances(variance, common, loc.topk(2, -1).indices)[..., 0]
+    return variance[..., 0] if common is None else variance[..., 0] + common[..., 0].square().sum(0)

@@ -6,7 +6,7 @@ Probabilities are averaged over the samples, never logits. The total uncertainty
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, field, fields, replace
 from statistics import NormalDist
 from typing import Any, TypeVar
 
@@ -25,6 +25,7 @@ class Prediction:
     Attributes:
         samples: The number of Monte Carlo samples behind it; 1 for one pass.
         outputs: The raw output of each sample, (samples, batch, ...), if `predict(keep_outputs=True)` kept them.
+        rule: The rule that `predict` used, with its settings, such as "adjoint:margins=3". None if it is unknown.
 
     Example:
         >>> bnn.predict(x, samples=5, keep_outputs=True).outputs.shape
@@ -33,6 +34,7 @@ class Prediction:
 
     samples: int
     outputs: Tensor | None
+    rule: str | None = field(default=None, kw_only=True)
 
 
 P = TypeVar("P", bound=Prediction)

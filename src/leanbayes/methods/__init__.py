@@ -8,6 +8,7 @@ from leanbayes.methods.baselines.deterministic import Deterministic
 from leanbayes.methods.baselines.ensemble import Ensemble
 from leanbayes.methods.baselines.laplace import Laplace
 from leanbayes.methods.baselines.lp_bnn import LPBNN
+from leanbayes.methods.baselines.mbnn import MBNN
 from leanbayes.methods.baselines.mc_dropout import MCDropout
 from leanbayes.methods.baselines.mimo import MIMO
 from leanbayes.methods.baselines.packed_ensemble import PackedEnsemble
@@ -19,6 +20,7 @@ from leanbayes.methods.baselines.sparse_vd import SparseVD
 from leanbayes.methods.baselines.std_search import StdSearch
 from leanbayes.methods.baselines.swa import SWA
 from leanbayes.methods.baselines.swag import SWAG
+from leanbayes.methods.baselines.variational_dropout import VariationalDropout
 from leanbayes.methods.baselines.vbll import VBLL
 from leanbayes.methods.mean_field import MeanField
 from leanbayes.methods.pbn.pbn import PBN
@@ -33,6 +35,7 @@ __all__ = [
     "AEB",
     "BASELINES",
     "LPBNN",
+    "MBNN",
     "METHODS",
     "MIMO",
     "PBN",
@@ -55,6 +58,7 @@ __all__ = [
     "RigL",
     "SparseVD",
     "StdSearch",
+    "VariationalDropout",
     "WeightSharing",
     "describe_method",
     "get_method",

@@ -1,19 +1,18 @@
 """Methods by name and as text, as the command line and config files write them."""
 
-import ast
 import dataclasses
-import re
 from collections.abc import Iterator, Mapping
+from functools import partial
 from typing import Any
 
 from leanbayes.core import config
 from leanbayes.core.names import lookup
-from leanbayes.errors import LeanBayesError
+from leanbayes.core.setting_text import Makers, parse_settings
 from leanbayes.model.defaults import with_engine
 from leanbayes.model.method import METHODS, Method
 from leanbayes.priors import Normal, ScaleMixture
 
-_PRIORS: dict[str, Any] = {"Normal": Normal(), "ScaleMixture": ScaleMixture()}
+_MAKERS: Makers = {"Normal": partial(config.change, Normal()), "ScaleMixture": partial(config.change, ScaleMixture())}
 
 
 def get_method(name: str, settings: Mapping[str, Any] | None = None) -> Method:
@@ -37,24 +36,7 @@ def parse_method(text: str) -> Method:
         >>> parse_method("mean-field:prior=ScaleMixture(pi=0.3, wide=1.0)")
     """
     name, _, rest = text.partition(":")
-    return get_method(name, _settings(rest, text))
-
-
-def _settings(items: str, text: str) -> dict[str, Any]:
-    """Parse a list of settings, which is a part of the text."""
-    settings: dict[str, Any] = {}
-    for item in filter(None, re.split(r",(?![^(]*\))", items)):  # commas outside parentheses
-        path, equals, value = item.partition("=")
-        if not equals:
-            raise LeanBayesError(f"{item!r} in {text!r} has no value: write setting=value.")
-        *outer, last = path.strip().replace("-", "_").split(".")
-        inner: Any = settings
-        for part in outer:
-            inner = inner.setdefault(part, {}) if isinstance(inner, dict) else None
-        if not isinstance(inner, dict) or last in inner:
-            raise LeanBayesError(f"{path.strip()!r} in {text!r} is set twice: give each setting once.")
-        inner[last] = _value(value.strip(), text)
-    return settings
+    return get_method(name, parse_settings(rest, text, _MAKERS))
 
 
 def describe_method(method: Method) -> str:
@@ -76,14 +58,3 @@ def _differences(default: Any, value: Any) -> Iterator[tuple[str, Any]]:
             yield from ((f"{field.name}.{path}", inner) for path, inner in _differences(old, new))
         elif old != new:
             yield field.name, new
-
-
-def _value(word: str, text: str) -> Any:
-    """Parse a number, True, False, None or a prior; anything else is a string."""
-    call = re.fullmatch(r"(\w+)\((.*)\)", word)
-    if call and call[1] in _PRIORS:
-        return config.change(_PRIORS[call[1]], _settings(call[2], text))
-    try:
-        return ast.literal_eval(word)
-    except (ValueError, SyntaxError):
-        return {"true": True, "false": False, "none": None}.get(word.lower(), word)

@@ -83,10 +83,13 @@ class VDP(Method):
 
     @classmethod
     def paper(cls) -> Self:
-        """Return the settings of the paper: equations 4 to 14, one variance per row, and a prior N(0, 1).
+        """Return the settings of the paper: equations 2 to 12 and 14, one variance per row, and a prior N(0, 1).
 
         Equation 11 has no floor of the variance, so min_variance is 0. On digits the same settings with the default
-        floor are significantly better in accuracy and NLL (experiments/results/digits_vdp_paper.json).
+        floor are significantly better in accuracy and NLL (experiments/results/digits_vdp_paper.json). Three things
+        differ from the text. Equation 11 has ½ before both terms, as in its second line; the last line prints it before
+        one. Equation 13 has the Jacobian of a whole residual block; here the variances of its two paths add up. And
+        biases have no variance, unless `select` includes them.
         """
         return cls(
             Normal(1.0), objective="gaussian", variance="row", correlation="none", activations="paper", min_variance=0.0
@@ -99,9 +102,9 @@ class VDP(Method):
             return posterior
         return RowPosterior(layout, mean, posterior.std().detach(), posterior.prior)
 
-    def make_rule(self, name: str | Rule) -> Rule:
+    def named_rule(self, name: str) -> Rule:
         """Return the rule of that name; `moments` has the settings of this method."""
-        return MomentPropagation(self.correlation, self.activations) if name == "moments" else super().make_rule(name)
+        return MomentPropagation(self.correlation, self.activations) if name == "moments" else super().named_rule(name)
 
     def expected_nll(self, likelihood: Likelihood, output: Moments, y: Tensor, key: Tensor) -> NegativeLogLikelihood:
         """Return the loss of outputs under the objective."""

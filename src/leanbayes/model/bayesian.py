@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from leanbayes.core.arguments import checked
 from leanbayes.core.layout import Layout, Report
-from leanbayes.core.network import in_first_order
+from leanbayes.core.network import in_first_order, output_tensor
 from leanbayes.errors import LeanBayesError, UnsupportedOperation
 from leanbayes.likelihoods import Likelihood
 from leanbayes.likelihoods.base import P
@@ -44,8 +44,8 @@ class BayesianModel(PosteriorNetwork, Generic[P]):
         labels_per_example: The number of labels of an example that this optimizer was told, or None.
         moment_scale: The factors of mean and std that `lb.calibrate` fitted for one-pass prediction.
         moment_layers: The corrections of layers that `lb.calibrate` fitted for one-pass prediction, by weight.
-        moment_margin: For `Adjoint(mean="moments")`: the weight of its own variance of the margin, from 0 to 1, and a
-            factor of the std, as `lb.calibrate(..., layers=True)` fitted them.
+        moment_margins: For `Adjoint(mean="moments")`: how the variances of margins are combined, as
+            `lb.calibrate(..., layers=True)` fitted it for 1, 2 and 3 margins, or an empty tuple.
         policy: When to answer and when to ask a person, as `lb.decide.fit` fitted it, or None.
 
     Example:
@@ -94,6 +94,10 @@ class BayesianModel(PosteriorNetwork, Generic[P]):
     def class_dim(self) -> int | None:
         """The dimension of the outputs that counts classes, or None if they are not logits of classes."""
         return getattr(self.likelihood, "class_dim", None)
+
+    def check_output(self, output: Any) -> None:
+        """Raise an error if the likelihood cannot score the output of the network."""
+        self.likelihood.check_output(output_tensor(output))
 
     # -- parameters of an optimizer -----------------------------------------------------------------------------------
 

@@ -162,8 +162,8 @@ class CompiledPasses:
             self._log_once(
                 logging.INFO, "Compiling a pass of the network; pass compile=False to predict() to avoid it."
             )
-            call_with(bnn.learn_outputs, x)
             known.call = _compile(bnn)
+        call_with(bnn.learn_outputs, x)
         if bnn.members is None and draw is not None:
             draw = draw._replace(number=0)  # it would be a constant of the compiled code
         try:
@@ -203,6 +203,8 @@ class CompiledPasses:
 def _one_pass(bnn: "BayesianModel", draw: "Draw | None", x: Any, summarize: bool) -> Any:
     called = call_with(bnn.call_with_values, x) if draw is None else call_with(bnn, x, _draw=draw)
     output = moments_of(output_tensor(called))
+    if not torch.compiler.is_compiling():
+        bnn.likelihood.check_output(output)
     return summarized(bnn, output) if summarize and isinstance(output, Moments) else output
 
 

@@ -13,7 +13,7 @@ from leanbayes.likelihoods import Likelihood
 from leanbayes.model.method import Method
 
 # Settings of a training that are about the optimizers of backprop: ivon would read them differently, or not at all.
-OF_BACKPROP = ("optimizer", "lr", "weight_decay", "scale_lr", "temperature", "temperature_end")
+OF_BACKPROP = ("optimizer", "lr", "weight_decay", "scale_lr", "scale_optimizer", "temperature", "temperature_end")
 
 M = TypeVar("M", bound=Method)
 

@@ -31,10 +31,12 @@ class StochasticNetwork(nn.Module):
         members: How many distinct samples there are, if they can be counted.
         loss_pass: What one pass of a loss trains: one member with all examples, all members with the examples divided
             among them, or all members with all examples (joint).
+        mean_apart: Whether the mean of members has statistics of BatchNorm of its own.
     """
 
     members: int | None = None
     loss_pass: Literal["member", "divided", "joint"] = "member"
+    mean_apart: bool = False
 
     def forward(self, draw: Draw | None, *args: Any, **kwargs: Any) -> Any:
         """Run the network with the noise of `draw`, or without noise for None."""

@@ -1,8 +1,4 @@
-"""The forward pass of a network whose weights come from a posterior.
-
-For one pass the network's own modules see the values that the rule gives in place of their parameters, and afterwards
-None again.
-"""
+"""The forward pass of a network whose weights come from a posterior: what the rule makes of them, and their noise."""
 
 import contextlib
 import functools
@@ -16,16 +12,16 @@ from torch import Tensor, nn
 
 from leanbayes.core import checkpointing, noise
 from leanbayes.core.arguments import checked
-from leanbayes.core.layout import Layout, Slot
-from leanbayes.core.locks import ModelLock
-from leanbayes.core.network import places, quiet_recurrent_layers, returns_maps, set_plain_attribute
-from leanbayes.core.tensor_like import explained_casts
+from leanbayes.core.explained import explained_casts, explained_dtypes, explained_gradients
+from leanbayes.core.network import quiet_recurrent_layers, returns_maps, tensors_of
 from leanbayes.errors import LeanBayesError
 from leanbayes.model.draw import Draw, StochasticNetwork
 from leanbayes.model.method import Method
+from leanbayes.model.network_traits import NetworkTraits
+from leanbayes.model.placed_values import PlacedValues
 from leanbayes.model.sharded_pass import PlacedUnit, ShardedValues
 from leanbayes.posteriors import Posterior
-from leanbayes.rules import PassContext, Rule
+from leanbayes.rules import MarginFit, PassContext, Rule
 
 
 class _Forward:
@@ -45,44 +41,21 @@ class _Forward:
         return PosteriorNetwork.forward(self._model, *args, **kwargs)
 
 
-class PosteriorNetwork(nn.Module):
+class PosteriorNetwork(PlacedValues):
     """A network whose weights come from a posterior by a rule. `BayesianModel` is one, and adds what users call."""
 
     def __init__(self, network: nn.Module, posterior: Posterior, method: Method, seed: int) -> None:
-        super().__init__()
-        self.network = network
-        self.posterior = posterior
+        super().__init__(network, posterior)
         self.noise = noise.NoiseStream(seed)
         self.method = method
-        self._frozen_key: Tensor | None = None
-        self._values: Sequence[Any] | ShardedValues | None = None  # the current values in the places of the parameters
+        self.traits = NetworkTraits.of(network, self.layout, self.slot_places)
         self.root_units: Sequence[PlacedUnit] | None = None  # of a sharded posterior: those outside of all blocks
+        self._frozen_key: Tensor | None = None
         self._block_draw: Draw | None = None  # inside `drawn`
-        self._lock = ModelLock()
         self.moment_scale: tuple[float, float] = (1.0, 1.0)
-        self.moment_margin: tuple[float, float] = (1.0, 1.0)
-        self.batch_first = all(getattr(module, "batch_first", True) for module in network.modules())
-        # One empty buffer per dtype of the network: it follows .to(dtype), and says which dtype a weight must have now.
-        dtypes = sorted({slot.dtype for slot in self.layout}, key=str)
-        for number, dtype in enumerate(dtypes):
-            self.register_buffer(f"_dtype_{number}", torch.empty(0, dtype=dtype), persistent=False)
-        self._slot_dtypes = [f"_dtype_{dtypes.index(slot.dtype)}" for slot in self.layout]
-        self.slot_places = [self.places_in(network, slot) for slot in self.layout]
-        last = self.slot_places[-1][0][0] if self.slot_places else None  # outputs of dense prediction have pixels
-        self._ends_in_convolution = isinstance(last, nn.modules.conv._ConvNd)
-        kernels = [
-            found[0][0] for slot, found in zip(self.layout, self.slot_places, strict=True) if len(slot.shape) > 1
-        ]
-        self._convolutional = all(isinstance(module, nn.modules.conv._ConvNd) for module in kernels)
-        self._returns_maps: bool | None = None  # not known before the first pass by moments
-        self._recurrent = any(isinstance(module, nn.RNNBase) for module in network.modules())
+        self.moment_margins: tuple[MarginFit, ...] = ()
         self.forward = _Forward(self)  # type: ignore[method-assign]
         self.rule = method.rule
-
-    @property
-    def layout(self) -> Layout:
-        """The place of each Bayesian parameter in the flat vector."""
-        return self.posterior.layout
 
     @property
     def rule(self) -> str:
@@ -122,17 +95,8 @@ class PosteriorNetwork(nn.Module):
                 self.register_buffer(f"_correction_{number}", correction, persistent=False)
 
     def _corrections(self) -> list[Tensor | None]:
-        return [getattr(self, f"_correction_{number}", None) for number in range(len(self.layout))]
-
-    @property
-    def values(self) -> Sequence[Any]:
-        """What the network has in place of its parameters inside `drawn`, one value per slot; else nothing."""
-        return () if self._values is None or isinstance(self._values, ShardedValues) else self._values
-
-    @property
-    def installed(self) -> Sequence[Any] | ShardedValues | None:
-        """What the network has in place of its parameters now."""
-        return self._values
+        # Not `getattr`, in which a missing buffer raises an error: for each weight and sample that would take longest.
+        return [self._buffers.get(f"_correction_{number}") for number in range(len(self.layout))]
 
     @property
     def current_rule(self) -> Rule:
@@ -147,8 +111,12 @@ class PosteriorNetwork(nn.Module):
     @property
     def convolves(self) -> bool:
         """Whether many positions of an input share Bayesian weights, and so their noise."""
-        modules = (module for places_of_slot in self.slot_places for module, _ in places_of_slot)
-        return any(isinstance(module, nn.modules.conv._ConvNd) for module in modules)
+        return self.traits.convolves
+
+    @property
+    def batch_first(self) -> bool:
+        """Whether recurrent and attention layers take (batch, length, channels)."""
+        return self.traits.batch_first
 
     @property
     def class_dim(self) -> int | None:
@@ -198,11 +166,6 @@ class PosteriorNetwork(nn.Module):
                 self._put(before)
             return (output, kl) if draw.with_kl else output
 
-    def _alone(self) -> contextlib.AbstractContextManager[None]:
-        """Keep other threads out of a block: weights, rule and mode are attributes of modules that threads share."""
-        # Not `is_compiling`, which is true in all threads while one of them compiles.
-        return contextlib.nullcontext() if torch.compiler.is_dynamo_compiling() else self._lock
-
     def _any_draw(self, generator: torch.Generator | None = None) -> Draw:
         """Return the next draw; its key selects the member of an ensemble."""
         draw = self.next_draw(generator)._replace(training=self.training)
@@ -226,17 +189,6 @@ class PosteriorNetwork(nn.Module):
             key = self.noise.next(number) if generator is None else noise.key_from(generator, self.device)
             return Draw(key, number, with_kl)
 
-    def places_in(self, network: nn.Module, slot: Slot) -> list[tuple[nn.Module, str]]:
-        """Return the (module, attribute) pairs of a Bayesian parameter in the network of this model, or in a copy."""
-        if isinstance(network, StochasticNetwork):
-            return places(network, [found for name in slot.names for found in network.weight_names(name)])
-        return places(network, slot.names)
-
-    def slot_dtypes(self) -> list[torch.dtype]:
-        """Return the dtype that the weights of each slot must have now."""
-        dtypes = {name: getattr(self, name).dtype for name in dict.fromkeys(self._slot_dtypes)}
-        return [dtypes[name] for name in self._slot_dtypes]
-
     def _install(self, draw: Draw) -> Tensor | None:
         if self._rule.needs_weights and not len(self.layout):
             raise LeanBayesError(
@@ -251,22 +203,6 @@ class PosteriorNetwork(nn.Module):
         self._put(self._cast(values))
         return kl
 
-    def _cast(self, values: Sequence[Any] | ShardedValues) -> Sequence[Any] | ShardedValues:
-        if isinstance(values, ShardedValues):
-            return values
-        dtyped = zip(values, self.slot_dtypes(), strict=True)
-        return [value if value.dtype == dtype else value.to(dtype) for value, dtype in dtyped]
-
-    def _put(self, values: Sequence[Any] | ShardedValues | None) -> None:
-        """Put one value per slot, or None, in the places of the parameters."""
-        self._values = values
-        known = None if isinstance(values, ShardedValues) else values
-        for number, places_of_slot in enumerate(self.slot_places):
-            for module, attribute in places_of_slot:
-                set_plain_attribute(module, attribute, None if known is None else known[number])
-        if isinstance(values, ShardedValues):
-            values.put()
-
     def _call_network(self, draw: Draw | None, *args: Any, **kwargs: Any) -> Any:
         context = self.pass_context((args, kwargs))
         sharded = self._values if isinstance(self._values, ShardedValues) else None
@@ -280,15 +216,23 @@ class PosteriorNetwork(nn.Module):
             return self._rule.finish(self.network(*args, **kwargs), context)
         with contextlib.ExitStack() as around:
             around.enter_context(explained_casts())
-            if self._recurrent and self.device.type == "cuda":
+            around.enter_context(explained_dtypes(tensors_of((args, kwargs)), self.slot_dtypes()))
+            if self.traits.recurrent and self.device.type == "cuda":
                 around.enter_context(quiet_recurrent_layers())
             if self._rule.needs_graph:
+                around.enter_context(explained_gradients(self._rule.name))
                 around.enter_context(torch.enable_grad())
             if torch.is_grad_enabled():  # else nothing is recomputed
                 around.enter_context(checkpointing.running(self._snapshot))
             if sharded is not None:
                 around.enter_context(sharded.saving())
-            return self._rule.finish(self.network(*args, **kwargs), context)
+            output = self.network(*args, **kwargs)
+            if self._rule.needs_graph:  # its backward pass starts at what a prediction scores
+                self.check_output(output)
+            return self._rule.finish(output, context)
+
+    def check_output(self, output: Any) -> None:
+        """Raise an error if the output of the network has nothing that a prediction can score."""
 
     def _snapshot(self) -> checkpointing.Restore:
         """Remember the weights and the position in the noise, for activation checkpointing."""
@@ -334,13 +278,14 @@ class PosteriorNetwork(nn.Module):
             scale = self.moment_scale
         else:
             corrections = []
+        self._learn_outputs(inputs)
         return PassContext(
             inputs,
             training=self.posterior.training,
             random=any(self.posterior.random_slots()),
             batch_first=self.batch_first,
-            dense_output=self._ends_in_convolution and (not self._convolutional or self._with_maps(inputs)),
-            convolutional=self._convolutional,
+            dense_output=self.traits.dense_output,
+            convolutional=self.traits.convolutional,
             output_scale=scale,
             corrections=corrections,
             buffers={name: getattr(self, f"_{name}") for name in self._rule.buffers()},
@@ -348,19 +293,25 @@ class PosteriorNetwork(nn.Module):
         )
 
     def learn_outputs(self, *args: Any, **kwargs: Any) -> None:
-        """Learn about the outputs what a pass must know before it is compiled."""
-        if self._ends_in_convolution and self._convolutional:
-            self._with_maps((args, kwargs))
+        """Learn about the outputs what a compiled pass must know."""
+        self._learn_outputs((args, kwargs))
 
-    def _with_maps(self, inputs: tuple[tuple[Any, ...], dict[str, Any]]) -> bool:
-        """Whether the outputs have pixels. To know this, the network runs once at the posterior mean."""
-        unknown = self._rule.name != "moments" or self.training or isinstance(self.network, StochasticNetwork)
-        unknown = unknown or isinstance(self._values, ShardedValues) or torch.compiler.is_compiling()
-        if self._returns_maps is None and not unknown:
+    def _learn_outputs(self, inputs: Any) -> None:
+        """Learn whether the outputs for these inputs have pixels, if a pass by moments must know it.
+
+        The network runs once at the posterior mean for each size of inputs, of which one may give a map and another
+        one a pixel. In training, and while a pass is compiled, it does not run.
+        """
+        if not self.traits.depends_on_outputs or self._rule.name != "moments" or torch.compiler.is_compiling():
+            return
+        if self.training or isinstance(self.network, StochasticNetwork) or isinstance(self._values, ShardedValues):
+            return
+        known, sizes = self.traits.maps_by_size, tuple([tensor.shape[1:] for tensor in tensors_of(inputs)])
+        if sizes not in known:
             given = [getattr(value, "loc", value) for value in self.values]
             with self._holding(given or self.layout.split(self.posterior.mean().detach())):
-                self._returns_maps = returns_maps(self.network, *inputs)
-        return self._returns_maps is not False
+                known[sizes] = returns_maps(self.network, *inputs)
+        self.traits.returns_maps = known[sizes]
 
     @contextlib.contextmanager
     def drawn(self, draw: Draw | None = None, generator: torch.Generator | None = None) -> Iterator[Callable[..., Any]]:
@@ -401,27 +352,6 @@ class PosteriorNetwork(nn.Module):
     def call_with_values(self, *args: Any, **kwargs: Any) -> Any:
         """Call a network whose weights are in place, as inside `drawn`, and whose only randomness they are."""
         return self._call_network(None, *args, **kwargs)
-
-    @contextlib.contextmanager
-    def holding(self, weights: Tensor) -> Iterator[nn.Module]:
-        """Keep the given weights, one flat vector, in the network for a block, and yield the network."""
-        with self.with_values(self.layout.split(weights)) as network:
-            yield network
-
-    @contextlib.contextmanager
-    def with_values(self, values: Sequence[Any]) -> Iterator[nn.Module]:
-        """Keep the given values, one per slot, in the network for a block, and yield the network."""
-        with self._alone(), self._holding(values):
-            yield self.network
-
-    @contextlib.contextmanager
-    def _holding(self, values: Sequence[Any] | ShardedValues) -> Iterator[None]:
-        before = self._values
-        try:
-            self._put(self._cast(values))
-            yield
-        finally:
-            self._put(before)
 
     @checked()
     @contextlib.contextmanager

@@ -3,6 +3,7 @@
 import contextlib
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -11,8 +12,9 @@ from torch import Tensor
 from leanbayes.core import noise
 from leanbayes.core.network import call_with, map_rows, output_tensor
 from leanbayes.errors import LeanBayesError
+from leanbayes.likelihoods import NegativeLogLikelihood
 from leanbayes.model.bayesian import BayesianModel
-from leanbayes.model.draw import Draw
+from leanbayes.model.draw import Draw, StochasticNetwork
 from leanbayes.model.method import Training
 
 _MOST_NUMBERS = 2**26  # of per-example gradients in memory at once
@@ -49,17 +51,36 @@ def weight_gradient(bnn: BayesianModel, weights: Tensor | ShardedWeights, x: Any
         x: The inputs.
         y: The targets.
     """
+    if isinstance(weights, Tensor):
+        return nll_and_gradient(bnn, weights, x, y)[1]
     counts: list[Tensor | int] = []
 
     def loss(output: Tensor) -> Tensor:
         total, observations = bnn.likelihood.nll(output, y)
         counts.append(observations)
-        return total  # not the mean, whose gradient underflows more often in fp16
+        return total
 
-    if isinstance(weights, ShardedWeights):
-        return _sharded_gradient(bnn, weights.key, loss, x, counts)
+    return _sharded_gradient(bnn, weights.key, loss, x, counts)
+
+
+def mean_nll(bnn: BayesianModel, weights: Tensor, x: Any, y: Tensor) -> Tensor:
+    """Return the mean NLL of a batch at one flat vector of weights. The model does not change."""
+    with _outputs(bnn, weights.detach(), x) as output:
+        total, observations = bnn.likelihood.nll(output, y)
+        return total / observations
+
+
+def nll_and_gradient(bnn: BayesianModel, weights: Tensor, x: Any, y: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the mean NLL of a batch at one flat vector of weights, and ∂L/∂w, as `weight_gradient` computes it."""
+    values: list[NegativeLogLikelihood] = []
+
+    def loss(output: Tensor) -> Tensor:
+        values.append(bnn.likelihood.nll(output, y))
+        return values[0].total  # not the mean, whose gradient underflows more often in fp16
+
     (gradient,) = gradients_of([loss], bnn, weights, x)
-    return gradient / counts[0]
+    total, observations = values[0]
+    return total.detach() / observations, gradient / observations
 
 
 def _sharded_gradient(
@@ -85,10 +106,20 @@ def gradients_of(
 ) -> Iterator[Tensor]:
     """Yield ∂/∂w of functions of the same outputs, at one flat vector of weights. The model does not change."""
     leaf = weights.detach().requires_grad_()
-    with _unchanged(bnn), bnn.holding(leaf) as network:
-        output = output_tensor(call_with(network, x))
+    with _outputs(bnn, leaf, x) as output:
         for number, function in enumerate(functions, start=1):
             yield torch.autograd.grad(function(output), [leaf], retain_graph=number < len(functions))[0]
+
+
+@contextlib.contextmanager
+def _outputs(bnn: BayesianModel, weights: Tensor, x: Any) -> Iterator[Tensor]:
+    """Yield the outputs for one flat vector of weights, with a graph if it requires a gradient.
+
+    After the block the model is as before.
+    """
+    with _unchanged(bnn), torch.set_grad_enabled(weights.requires_grad), bnn.holding(weights) as held:
+        network = partial(held, None) if isinstance(held, StochasticNetwork) else held
+        yield output_tensor(call_with(network, x))
 
 
 @contextlib.contextmanager

@@ -24,7 +24,7 @@ from leanbayes.core.layout import Layout, Select
 from leanbayes.errors import LeanBayesError
 from leanbayes.likelihoods import Likelihood, NegativeLogLikelihood
 from leanbayes.posteriors import Posterior
-from leanbayes.rules import Moments, Rule, get_rule
+from leanbayes.rules import RULES, Moments, Rule, get_rule, rule_text
 
 if TYPE_CHECKING:
     from leanbayes.model.bayesian import BayesianModel
@@ -126,6 +126,11 @@ class Method:
         return self.bayesian_weights and not self.chooses_parameters
 
     @property
+    def shareable_weights(self) -> bool:
+        """Whether `lb.compress` can share the weights: they are Bayesian, and those of one network."""
+        return self.random_weights
+
+    @property
     def counts_labels(self) -> bool:
         """Whether training weighs the loss by the number of all labels, which loops then count."""
         return self.engine == "ivon"
@@ -169,7 +174,18 @@ class Method:
         raise LeanBayesError(f"{type(self).__name__} chooses nothing on data: leave data out.")
 
     def make_rule(self, name: str | Rule) -> Rule:
-        """Return the rule of that name, with this method's settings of it if it has any."""
+        """Return the rule of that name, with this method's settings of it if it has any.
+
+        The name may have settings that differ from these, as in "adjoint:mean=moments,margins=3".
+        """
+        return get_rule(name, self.named_rule)
+
+    def text_of_rule(self, rule: Rule) -> str:
+        """Return the text of which `make_rule` makes a rule: its name, and settings that differ from the method's."""
+        return rule_text(rule, self.make_rule(rule.name) if rule.name in RULES else None)
+
+    def named_rule(self, name: str) -> Rule:
+        """Return the rule of a name without settings. A method may have settings of its own for some rules."""
         return get_rule(name)
 
     def expected_nll(

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from leanbayes.core import noise
 from leanbayes.core.counters import PeakMemory
 from leanbayes.core.heap import keep_freed_memory
-from leanbayes.core.network import call_with, evaluation_mode, map_rows, output_tensor, tensors_of
+from leanbayes.core.network import call_with, check_readable, evaluation_mode, map_rows, output_tensor, tensors_of
 from leanbayes.errors import LeanBayesError, RuleMismatchWarning
 from leanbayes.model.compiled_passes import is_compiled
 from leanbayes.model.pass_result import Summary, is_finite, summarized, whole
@@ -40,10 +40,10 @@ def predict(
     compile: bool | None,
 ) -> Any:
     """Run the samples one after the other, each over the whole batch in as few passes as the memory allows."""
-    rows, start = _count_rows(x), time.perf_counter()
+    rows, start = count_rows(x, "predict()"), time.perf_counter()
     if bnn.device.type == "cpu":
         keep_freed_memory()
-    with torch.no_grad(), bnn.using(rule or bnn.current_rule), evaluation_mode(bnn), _steady(bnn):
+    with torch.no_grad(), bnn.using(bnn.current_rule if rule is None else rule), evaluation_mode(bnn), _steady(bnn):
         clean = _are_clean(x, bnn.device)
         draws = passes_of(bnn, draws_of(bnn, samples, generator))
         summarize = bnn.current_rule.mean_rule is None and not keep_outputs
@@ -57,7 +57,7 @@ def predict(
             bnn.posterior.forget()  # its parameters were written to behind the back of autograd
         _check_finite(finite_now, x, bnn.device)
         bnn.compiled_passes.add_time(time.perf_counter() - start)
-        return prediction
+        return replace(prediction, rule=bnn.method.text_of_rule(bnn.current_rule))
 
 
 def _run(
@@ -70,7 +70,7 @@ def _run(
         result = chunks.run(draw)
         if isinstance(result, Moments) and used.mean_rule is not None:
             with bnn.using(used.mean_rule):
-                result = used.combined(result, chunks.run(draw), bnn.class_dim, bnn.moment_margin)
+                result = used.combined(result, chunks.run(draw), bnn.class_dim, bnn.moment_margins)
         if isinstance(result, Moments):
             loc, result = result.loc, summarized(bnn, result)
             if keep_outputs:
@@ -86,15 +86,17 @@ def _run(
     return accumulator.finish(bnn.summed_members if draws[0].joint else len(draws), kept), finite
 
 
-def _count_rows(x: Any) -> int:
+def count_rows(x: Any, caller: str) -> int:
+    """Return the number of examples of a batch, or raise an error that names the function that got it."""
     tensors = list(tensors_of(x))
     if not tensors:
         convert = ": convert it with torch.as_tensor(x)" if hasattr(x, "__array__") else ""
         raise LeanBayesError(
-            f"predict() needs a tensor, or a tuple or dict of tensors, not {type(x).__name__}{convert}."
+            f"{caller} needs a tensor, or a tuple or dict of tensors, not {type(x).__name__}{convert}."
         )
+    check_readable(x)
     if tensors[0].dim() == 0 or len(tensors[0]) == 0:
-        raise LeanBayesError("predict() got no examples: pass a batch with at least one.")
+        raise LeanBayesError(f"{caller} got no examples: pass a batch with at least one.")
     return len(tensors[0])
 
 

@@ -20,7 +20,7 @@ from leanbayes.networks.libraries import from_timm, from_torchvision
 from leanbayes.networks.mlp import lenet_300_100, mlp
 from leanbayes.networks.resnet import resnet18, resnet20, resnet50, resnet101
 from leanbayes.networks.unet import unet
-from leanbayes.networks.vit import vit_base, vit_small, vit_tiny
+from leanbayes.networks.vit import VisionTransformer, vit_base, vit_small, vit_tiny
 from leanbayes.networks.wide_resnet import wrn_28_10
 
 Shape = tuple[int, ...]
@@ -71,6 +71,7 @@ _NETWORKS = {
     "resnet-50": _Network(resnet50, _with_stem),
     "small-cnn": _Network(small_cnn, _image),
     "unet": _Network(unet, _halved_four_times),
+    "vit": _Network(VisionTransformer, _image),
     "vit-base": _Network(vit_base, _image),
     "vit-small": _Network(vit_small, _image),
     "vit-tiny": _Network(vit_tiny, _image),

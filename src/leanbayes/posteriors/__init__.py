@@ -2,6 +2,7 @@
 
 from leanbayes.posteriors.base import DiagonalGaussian, Posterior
 from leanbayes.posteriors.full import FullPosterior
+from leanbayes.posteriors.gaussian_dropout import GaussianDropoutPosterior
 from leanbayes.posteriors.group_noise import GroupNoisePosterior
 from leanbayes.posteriors.kronecker import KroneckerPosterior
 from leanbayes.posteriors.latent_factors import LatentFactors
@@ -13,20 +14,23 @@ from leanbayes.posteriors.point import PointPosterior
 from leanbayes.posteriors.rank_one_factors import CauchyFactors, GaussianFactors
 from leanbayes.posteriors.row import RowPosterior
 from leanbayes.posteriors.shared.shared import SharedPosterior
+from leanbayes.posteriors.subspace.masked import MaskedPosterior
+from leanbayes.posteriors.subspace.sparse_dropout import VariationalDropoutPosterior
 from leanbayes.posteriors.subspace.spike_slab import SpikeSlabPosterior
 from leanbayes.posteriors.subspace.subspace import SparsePointPosterior, SubspacePosterior
-from leanbayes.posteriors.subspace.variational_dropout import VariationalDropoutPosterior
 from leanbayes.posteriors.unfitted import UnfittedPosterior
 
 __all__ = [
     "CauchyFactors",
     "DiagonalGaussian",
     "FullPosterior",
+    "GaussianDropoutPosterior",
     "GaussianFactors",
     "GroupNoisePosterior",
     "KroneckerPosterior",
     "LatentFactors",
     "LowRankPosterior",
+    "MaskedPosterior",
     "MeanFieldPosterior",
     "MultiplicativePosterior",
     "PartialPosterior",

@@ -13,9 +13,10 @@ from torch import Tensor, nn
 
 from leanbayes.core import gaussian, noise
 from leanbayes.core import truncated_log_normal as log_normal
-from leanbayes.core.layout import Layout, Slot
+from leanbayes.core.layout import Layout
 from leanbayes.posteriors import positions
 from leanbayes.posteriors.base import GroupFactors, Posterior
+from leanbayes.posteriors.input_groups import InputGroups
 
 LOW, HIGH = -20.0, 0.0  # of log θ, as in the paper
 _START = 0.05  # the initial distance of log θ from HIGH
@@ -41,13 +42,16 @@ class GroupNoisePosterior(Posterior):
     def __init__(self, layout: Layout, mean: Tensor, std: float, snr: float) -> None:
         super().__init__(layout)
         self.snr = snr
-        self.groups = sum(slot.shape[_dim(slot)] if slot.shape else 1 for slot in layout)
+        self._inputs = InputGroups(layout)
+        self.groups = self._inputs.total
         self.distance, self.rho = (
             nn.Parameter(gaussian.inverse_softplus(mean.new_full((self.groups,), start)) / _UNIT)
             for start in (_START, std)
         )
         factor, _ = self._moments()
-        self.mu = nn.Parameter(mean / self._expand(factor.detach()))  # the mean network is that of the given weights
+        self.mu = nn.Parameter(
+            mean / self._inputs.expand(factor.detach())
+        )  # the mean network is that of the given weights
         self.register_buffer("kept", torch.zeros(0, dtype=torch.int64, device=mean.device))  # empty if all are kept
         self._places: tuple[Tensor, Tensor] | None = None
 
@@ -63,28 +67,12 @@ class GroupNoisePosterior(Posterior):
         """The number of weights that are not pruned; all have noise."""
         return len(self.mu)
 
-    def _expand(self, per_group: Tensor) -> Tensor:
-        """Repeat one value per group over all weights."""
-        return self.layout.join(self._views(per_group))
-
-    def _views(self, per_group: Tensor) -> list[Tensor]:
-        """Repeat one value per group over the weights of each slot, without a copy."""
-        values, done = [], 0
-        for slot in self.layout:
-            dim, shape = _dim(slot), [1] * len(slot.shape)
-            count = slot.shape[dim] if slot.shape else 1
-            if slot.shape:
-                shape[dim] = count
-            values.append(per_group[done : done + count].view(shape).expand(slot.shape))
-            done += count
-        return values
-
     def _located(self) -> tuple[Tensor, Tensor]:
         """Return the positions of the weights that are not pruned, and the place of their groups among those kept."""
         if self._places is None or self._places[0].device != self.kept.device:
             place = self.kept.new_full((self.groups,), -1)
             place[self.kept] = torch.arange(len(self.kept), device=place.device)
-            each = self._expand(place)
+            each = self._inputs.expand(place)
             index = (each >= 0).nonzero()[:, 0]
             self._places = index, each[index]
         return self._places
@@ -92,7 +80,7 @@ class GroupNoisePosterior(Posterior):
     def _scaled(self, per_group: Tensor, values: Tensor) -> Tensor:
         """Return the flat vector of each weight's value times that of its group, 0 for pruned weights."""
         if self.is_dense:
-            return values * self._expand(per_group)
+            return values * self._inputs.expand(per_group)
         index, place = self._located()
         return values.new_zeros(self.layout.numel).index_put_((index,), values * per_group[place])
 
@@ -144,7 +132,9 @@ class GroupNoisePosterior(Posterior):
     def group_factors(self) -> GroupFactors:
         """Return μ, 0 for pruned weights, the groups, and samples of θ, which is 1 for pruned groups."""
         weights = self._scaled(torch.ones_like(self.rho, dtype=self.mu.dtype), self.mu)
-        return GroupFactors(weights, self._views(torch.arange(self.groups, device=self.mu.device)), self._factors)
+        return GroupFactors(
+            weights, self._inputs.views(torch.arange(self.groups, device=self.mu.device)), self._factors
+        )
 
     def _factors(self, key: Tensor, examples: int) -> Tensor:
         loc, scale = (values.expand(examples, -1) for values in self._settings())
@@ -183,7 +173,7 @@ class GroupNoisePosterior(Posterior):
         weights = self.layout.numel
         if count < self.groups:
             inside = torch.zeros(self.groups).index_fill_(0, kept, 1.0)
-            weights = int(self._expand(inside).sum(dtype=torch.float64))
+            weights = int(self._inputs.expand(inside).sum(dtype=torch.float64))
         if tensors["mu"].shape != (weights,):
             raise ValueError(f"the groups have {weights} weights, not {tuple(tensors['mu'].shape)}")
         return {**tensors, "kept": kept}
@@ -191,8 +181,3 @@ class GroupNoisePosterior(Posterior):
     def _load_from_state_dict(self, *args: Any, **kwargs: Any) -> None:
         super()._load_from_state_dict(*args, **kwargs)
         self._places = None
-
-
-def _dim(slot: Slot) -> int:
-    """Return the dimension of a parameter's groups: its inputs, or the first if there is one input only."""
-    return 1 if len(slot.shape) > 1 and slot.shape[1] > 1 else 0

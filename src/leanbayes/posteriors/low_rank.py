@@ -97,6 +97,10 @@ class LowRankPosterior(Posterior):
             sample = sample + noise.normal(matrix.new_empty(len(matrix)), key, stream=1) @ matrix
         return sample
 
+    def key_of_member(self, key: Tensor, number: int) -> Tensor:
+        """Return the key of the sample with this number, which has its own statistics of BatchNorm."""
+        return noise.of_member(key, number)
+
     def kl(self, key: Tensor) -> Tensor:
         """Return 0: there is no prior, and training leaves the KL out."""
         return torch.zeros((), device=key.device)

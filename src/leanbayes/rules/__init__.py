@@ -7,11 +7,12 @@ are public; everything else in this package is internal.
 from typing import Any
 
 from leanbayes.rules.adjoint import Adjoint
-from leanbayes.rules.base import RULES, PassContext, Rule, get_rule, register_rule
+from leanbayes.rules.base import RULES, PassContext, Rule, get_rule, register_rule, rule_text
 from leanbayes.rules.covariance import Covariances
 from leanbayes.rules.example import Example
 from leanbayes.rules.flipout import Flipout
 from leanbayes.rules.local import Local
+from leanbayes.rules.margins import MarginFit
 from leanbayes.rules.mean import Mean
 from leanbayes.rules.moments import MomentPropagation, Moments, moment_rule
 from leanbayes.rules.random_weight import linear_in_weight
@@ -29,6 +30,7 @@ __all__ = [
     "Example",
     "Flipout",
     "Local",
+    "MarginFit",
     "Mean",
     "MomentPropagation",
     "Moments",
@@ -40,4 +42,5 @@ __all__ = [
     "moment_rule",
     "moments_of",
     "register_rule",
+    "rule_text",
 ]

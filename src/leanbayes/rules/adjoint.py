@@ -26,7 +26,7 @@ from leanbayes.errors import LeanBayesError, UnsupportedOperation
 from leanbayes.posteriors import Posterior
 from leanbayes.rules.base import PassContext, Rule, register_rule
 from leanbayes.rules.example_gradients import CONVOLUTIONS, PRODUCTS, Examples, weighted_squares
-from leanbayes.rules.margins import with_margin_variance
+from leanbayes.rules.margins import MarginFit, margin_variances, with_margin_variances
 from leanbayes.rules.moments.rule import MomentPropagation
 from leanbayes.rules.moments.value import Moments, variance_dtype
 from leanbayes.rules.random_weight import LinearUse, RandomWeight
@@ -273,19 +273,21 @@ class Adjoint(Rule):
     Attributes:
         outputs: For logits of classes: "margin" takes one backward pass, of the difference of the two largest logits
             (one per position if there are several); "each" takes one per logit. Other outputs take one per output.
+        margins: For "margin": the number of differences that take a backward pass, of the largest logit and each of the
+            next ones. 3 are closer to samples than 1.
         mean: "plain" predicts with the outputs at the posterior mean. "moments" predicts with the mean of a pass by the
-            rule `moments`, and for "margin" also with its covariance of the logits, in which the difference of the two
-            largest ones gets the variance of this rule. This is closer to samples, and costs that pass. (`bnn(x)` is
-            "plain".)
+            rule `moments`, and for "margin" also with its covariance of the logits, in which the margins get the
+            variances of this rule. This is closer to samples, and costs that pass. (`bnn(x)` is "plain".)
         max_passes: The largest number of backward passes. More raise an error.
 
     Example:
         >>> prediction = bnn.predict(x, rule="adjoint")
         >>> prediction.probs, prediction.mutual_information, prediction.margin_std
-        >>> bnn.predict(x, rule=leanbayes.rules.Adjoint(mean="moments"))
+        >>> bnn.predict(x, rule=leanbayes.rules.Adjoint(mean="moments", margins=3))
     """
 
     outputs: Outputs = "margin"
+    margins: int = 1
     mean: Mean = "plain"
     max_passes: int = 16
     name: ClassVar[str] = "adjoint"
@@ -296,20 +298,31 @@ class Adjoint(Rule):
 
     def __post_init__(self) -> None:
         check_choices(self, outputs=Outputs, mean=Mean)
-        if self.max_passes < 1:
-            raise LeanBayesError(f"max_passes={self.max_passes} must be at least 1.")
+        for name in ("margins", "max_passes"):
+            if getattr(self, name) < 1:
+                raise LeanBayesError(f"{name}={getattr(self, name)} must be at least 1.")
 
     @property
     def mean_rule(self) -> Rule | None:
         """The rule whose mean a prediction uses, or None for the mean of this one."""
         return _WithoutFactors() if self.mean == "moments" else None
 
-    def combined(self, output: Any, first: Any, class_dim: int | None, margin: tuple[float, float]) -> Any:
+    def combined(self, output: Any, first: Any, class_dim: int | None, fits: Sequence[MarginFit]) -> Any:
         """Return the mean of `moments`, with the variances of this rule where it has them."""
-        if class_dim is None or self.outputs == "each" or output.loc.shape[class_dim] < 2:
+        if not self._has_margins(output, class_dim):
             return Moments(first.loc, output.variance)
-        loc, variance = output.loc.movedim(class_dim, -1), output.variance.movedim(class_dim, -1)
-        return with_margin_variance(first, 2 * variance[..., 0], loc.topk(2, -1).indices, class_dim, margin)
+        assert class_dim is not None
+        classes = self._classes(output.loc, class_dim)
+        variances = margins_of(output, classes, class_dim)
+        fit = MarginFit.of(fits, classes.shape[-1] - 1)
+        return with_margin_variances(first, variances, classes, class_dim, fit)
+
+    def _has_margins(self, output: Any, class_dim: int | None) -> bool:
+        return class_dim is not None and self.outputs == "margin" and output.shape[class_dim] > 1
+
+    def _classes(self, loc: Tensor, class_dim: int) -> Tensor:
+        """Return the indices of the largest logits, (..., classes of all margins)."""
+        return loc.movedim(class_dim, -1).topk(min(self.margins + 1, loc.shape[class_dim]), -1).indices
 
     @torch.no_grad()
     def weights(self, posterior: Posterior, key: Tensor, with_kl: bool) -> tuple[Sequence[Any], Tensor | None]:
@@ -347,7 +360,7 @@ class Adjoint(Rule):
         """Return the output with its mean and variance."""
         main, within = output_tensor(output), context.state
         loc = main.detach()
-        variance = torch.zeros((), dtype=variance_dtype(loc.dtype), device=loc.device).expand(loc.shape)
+        moments = Moments(loc, torch.zeros((), dtype=variance_dtype(loc.dtype), device=loc.device).expand(loc.shape))
         if within is not None:
             if loc.dim() == 0 or len(loc) != within.rows:
                 raise _unsupported(
@@ -355,28 +368,40 @@ class Adjoint(Rule):
                     "return one output per example",
                 )
             with torch.autocast(loc.device.type, enabled=False):
-                variance = self._variance(main, within, context.class_dim).to(variance.dtype)
-        moments = Moments(loc, variance)
+                moments = self._moments(main, within, context.class_dim)
         return map_outputs(
             lambda value: moments if value is main else value.detach() if isinstance(value, Tensor) else value, output
         )
 
-    def _variance(self, output: Tensor, within: _Pass, class_dim: int | None) -> Tensor:
-        """Return the variance of each output."""
-        output = output.float() if output.dtype in (torch.float16, torch.bfloat16) else output
-        if class_dim is None or self.outputs == "each" or output.shape[class_dim] < 2:
-            return self._variances(output, within)
-        largest, second = output.topk(2, class_dim).values.unbind(class_dim)
-        variance = self._variances(largest - second, within)
-        return (variance / 2).unsqueeze(class_dim).expand_as(output)
+    def _moments(self, output: Tensor, within: _Pass, class_dim: int | None) -> Moments:
+        """Return the output with the variances of the backward passes."""
+        loc, output = output.detach(), output.float() if output.dtype in (torch.float16, torch.bfloat16) else output
+        if not self._has_margins(output, class_dim):
+            return Moments(loc, self.variances(output, within).to(variance_dtype(loc.dtype)))
+        assert class_dim is not None
+        classes = self._classes(output.detach(), class_dim)
+        largest, others = output.movedim(class_dim, -1).gather(-1, classes).split([1, classes.shape[-1] - 1], -1)
+        variances = self.variances(largest - others, within).to(variance_dtype(loc.dtype))
+        half = (variances[..., :1] / 2).movedim(-1, class_dim)
+        moments = Moments(loc, half.expand(loc.shape))
+        return moments if variances.shape[-1] == 1 else with_margin_variances(moments, variances, classes, class_dim)
 
-    def _variances(self, scalars: Tensor, within: _Pass) -> Tensor:
+    def variances(self, scalars: Tensor, within: _Pass) -> Tensor:
+        """Return the variance of each scalar, (examples, ...), by a backward pass for each scalar of an example."""
         rows = scalars.reshape(within.rows, -1)
         if rows.shape[1] > self.max_passes:
             raise _unsupported(
                 f"{rows.shape[1]:,} scalars per example", f"raise max_passes={self.max_passes} of Adjoint"
             )
         return within.variances(rows).reshape(scalars.shape)
+
+
+def margins_of(output: Moments, classes: Tensor, class_dim: int) -> Tensor:
+    """Return the variances of margins, given the indices of their classes (..., K + 1)."""
+    output = output.plain()
+    probe_dim = class_dim + 1 if class_dim >= 0 else class_dim
+    common = None if output.common is None else output.common.expand(-1, *output.shape).movedim(probe_dim, -1)
+    return margin_variances(output.independent.expand(output.shape).movedim(class_dim, -1), common, classes)
 
 
 class _WithoutFactors(MomentPropagation):

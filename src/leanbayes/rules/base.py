@@ -1,13 +1,16 @@
 """The base class of rules, which decide what the layers of a network get in place of their weights."""
 
+import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, TypeVar
 
 from torch import Tensor
 
+from leanbayes.core import config
 from leanbayes.core.names import lookup
-from leanbayes.errors import UnsupportedOperation
+from leanbayes.core.setting_text import parse_settings
+from leanbayes.errors import LeanBayesError, UnsupportedOperation
 from leanbayes.posteriors import Posterior
 
 
@@ -121,10 +124,10 @@ class Rule:
         """The rule whose mean a prediction uses, or None for the mean of this one."""
         return None
 
-    def combined(self, output: Any, first: Any, class_dim: int | None, margin: tuple[float, float]) -> Any:
+    def combined(self, output: Any, first: Any, class_dim: int | None, fits: Sequence[Any]) -> Any:
         """Return what a prediction uses, given the outputs of this rule and of its `mean_rule`.
 
-        `margin` is what `lb.calibrate` fitted: the weight of the variance of this rule, and a factor of the std.
+        `fits` is what `lb.calibrate` fitted: a `MarginFit` for each number of margins.
         """
         raise NotImplementedError  # only for rules with a `mean_rule`
 
@@ -179,8 +182,36 @@ def register_rule(cls: R) -> R:
     return cls
 
 
-def get_rule(name: str | Rule) -> Rule:
-    """Return the rule of a name. A rule itself is returned unchanged."""
+def get_rule(name: str | Rule, make: Callable[[str], Rule] | None = None) -> Rule:
+    """Return the rule of a name, such as "moments", or of a name with settings. A rule itself is returned unchanged.
+
+    Args:
+        name: The name, optionally with settings that differ from the defaults.
+        make: What returns the rule of a name alone. By default the one with its default settings.
+
+    Example:
+        >>> get_rule("adjoint:mean=moments,margins=3")
+    """
     if isinstance(name, Rule):
         return name
-    return RULES[name] if name in RULES else RULES[lookup("rule", name, RULES)]
+    base, colon, settings = name.partition(":") if isinstance(name, str) else (name, "", "")
+    base = base if base in RULES else lookup("rule", base, RULES)
+    known = RULES[base] if make is None else make(base)
+    if not colon:
+        return known
+    if not dataclasses.is_dataclass(known):
+        raise LeanBayesError(f"The rule {base!r} has no settings: write rule={base!r}.")
+    return config.change(known, parse_settings(settings, name))
+
+
+def rule_text(rule: Rule, default: Rule | None) -> str:
+    """Return the name of a rule with its settings that differ from the default of this name, as `get_rule` reads it.
+
+    Args:
+        rule: The rule.
+        default: The rule that its name alone means. None if there is none.
+    """
+    if type(rule) is not type(default) or not dataclasses.is_dataclass(rule):
+        return rule.name
+    names = [one.name for one in dataclasses.fields(rule) if getattr(rule, one.name) != getattr(default, one.name)]
+    return f"{rule.name}:{','.join(f'{name}={getattr(rule, name)}' for name in names)}" if names else rule.name

@@ -1,66 +1,129 @@
-"""The difference of two logits: its variance, and noise of all logits that is changed to give it another one.
+"""Margins, the differences of the largest logit and the next ones: their variances, and noise that gets other ones.
 
 Classes are the last dimension. Logits have independent noise, with a variance each, and common noise: signed
-directions, (probes, ..., classes).
+directions, (probes, ..., classes). `classes` are the indices of the largest logit and of K others, (..., K + 1).
 """
 
+from collections.abc import Sequence
+from typing import NamedTuple
+
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from leanbayes.rules.moments.value import Moments
 
 _LEAST = 1e-30
+_LARGEST_CORRELATION = 0.999  # of two margins: regressions on both need an inverse
 
 
-def margin_variance(variance: Tensor, common: Tensor | None, two: Tensor) -> Tensor:
-    """Return the variance of the difference of two logits, given their indices (..., 2); of one class its own."""
-    found = variance.gather(-1, two).sum(-1)
+class MarginFit(NamedTuple):
+    """How the variances of margins by two ways are combined, and what they say about all other noise.
+
+    With the variance g of a margin by one pass and v by a backward pass, the margin gets b²·g^(1 - w)·v^w, and all
+    logits first get the noise of one pass times c·(v/g)^(u/2), with the geometric mean of v/g over the margins.
+
+    Attributes:
+        weight: w, from 0 to 1.
+        factor: b.
+        total_weight: u, from 0 to 1.
+        total_factor: c.
+    """
+
+    weight: float = 1.0
+    factor: float = 1.0
+    total_weight: float = 0.0
+    total_factor: float = 1.0
+
+    @classmethod
+    def of(cls, fits: "Sequence[MarginFit]", margins: int) -> "MarginFit":
+        """Return the fit for a number of margins from those for 1, 2, ... of them; the default if there are none."""
+        return fits[min(margins, len(fits)) - 1] if fits else cls()
+
+
+def margin_covariance(variance: Tensor, common: Tensor | None, classes: Tensor) -> Tensor:
+    """Return the covariance of the margins, (..., K, K)."""
+    own = variance.gather(-1, classes)
+    found = own[..., :1, None] + torch.diag_embed(own[..., 1:])
     if common is None:
         return found
-    shared = common.expand(-1, *variance.shape).gather(-1, two.expand(len(common), *two.shape))
-    first, *second = shared.unbind(-1)
-    return found + (first - second[0] if second else first).square().sum(0)
+    shared = _margins(common.expand(-1, *variance.shape), classes)
+    return found + torch.einsum("z...k,z...l->...kl", shared, shared)
 
 
-def with_margin_variance(
-    output: Moments, variance: Tensor, two: Tensor, class_dim: int, margin: tuple[float, float] = (1.0, 1.0)
+def margin_variances(variance: Tensor, common: Tensor | None, classes: Tensor) -> Tensor:
+    """Return the variance of each margin, (..., K)."""
+    own = variance.gather(-1, classes)
+    found = own[..., :1] + own[..., 1:]
+    return found if common is None else found + _margins(common.expand(-1, *variance.shape), classes).square().sum(0)
+
+
+def _margins(values: Tensor, classes: Tensor) -> Tensor:
+    """Return the margins of values, (probes, ..., K)."""
+    chosen = values.gather(-1, classes.expand(len(values), *classes.shape))
+    return chosen[..., :1] - chosen[..., 1:]
+
+
+def with_margin_variances(
+    output: Moments, variances: Tensor, classes: Tensor, class_dim: int, fit: MarginFit | None = None
 ) -> Moments:
-    """Return logits whose difference of two has another variance, and whose other noise stays as it is.
+    """Return logits whose margins have other variances, and whose other noise follows.
 
-    With the noise n of the logits, its covariance C, and the difference d of two unit vectors, the new noise is
+    With the noise n of the logits, its covariance C, and the margins Dᵀn, the new noise is
 
-        n + (γ - 1)·C·d·(dᵀn) / (dᵀC·d),      γ² = b²·(v / dᵀC·d)^w.
+        n + C·D·(DᵀC·D)⁻¹·(S - 1)·Dᵀn,
 
-    Noise that is uncorrelated with dᵀn does not change.
+    where the diagonal matrix S has the ratio of the stds. Noise that is uncorrelated with all margins does not change.
 
     Args:
         output: The logits.
-        variance: The other variance v of the difference, (...,) without classes.
-        two: The indices of the two classes, (..., 2).
+        variances: The other variances of the margins, (..., K).
+        classes: The indices of the largest logit and of the K others, (..., K + 1).
         class_dim: The dimension of the output that counts classes.
-        margin: The weight w of the other variance, and the factor b of the std.
+        fit: How the two variances are combined. By default the margins get the other ones.
     """
+    fit = fit or MarginFit()
     output = output.plain()
     independent = output.independent.expand_as(output.loc).movedim(class_dim, -1)
     probe_dim = class_dim + 1 if class_dim >= 0 else class_dim
     common = independent.new_zeros(0, *independent.shape)
     if output.common is not None:
-        common = output.common.expand(-1, *output.loc.shape).movedim(probe_dim, -1)
-    before = margin_variance(independent, common, two)
-    signs = torch.tensor([1.0, -1.0], dtype=independent.dtype, device=independent.device).expand(two.shape)
-    difference = torch.zeros_like(independent).scatter(-1, two, signs)
-    along = (common * difference).sum(-1, keepdim=True)
-    covariance = independent * difference + (common * along).sum(0)
-    random = before > 0
-    weight, factor = margin
-    ratio = (variance.to(before) / before.where(random, 1.0)).clamp_min(_LEAST)
-    gain = torch.where(random, factor * ratio ** (weight / 2), 1.0)
-    change = covariance * ((gain - 1) / before.where(random, 1.0)).unsqueeze(-1)
-    stds, units = independent.gather(-1, two).sqrt(), torch.zeros_like(independent)
-    own = [  # the independent noise of the two logits, which all logits share now
-        stds[..., k : k + 1] * (units.scatter(-1, two[..., k : k + 1], 1.0) + signs[..., k : k + 1] * change)
-        for k in (0, 1)
-    ]
-    common = torch.cat([common + along * change, torch.stack(own)])
-    independent = independent.scatter(-1, two, 0.0)
+        common = output.common.expand(-1, *output.loc.shape).movedim(probe_dim, -1).to(independent.dtype)
+    with torch.autocast(independent.device.type, enabled=False):
+        independent, common = _changed(independent, common, variances, classes, fit)
     return output.like(output.loc, independent.movedim(-1, class_dim), common.movedim(-1, probe_dim))
+
+
+def _changed(
+    independent: Tensor, common: Tensor, variances: Tensor, classes: Tensor, fit: MarginFit
+) -> tuple[Tensor, Tensor]:
+    """Return the independent variance and the common noise of `with_margin_variances`."""
+    covariance = margin_covariance(independent, common, classes)
+    before = covariance.diagonal(dim1=-2, dim2=-1)
+    random = before > 0
+    ratios = torch.where(random, variances.to(before) / before.where(random, 1.0), 1.0).clamp_min(_LEAST)
+    scale = fit.total_factor * (0.5 * fit.total_weight * ratios.log().mean(-1, keepdim=True)).exp()
+    gains = torch.where(random, fit.factor * ratios ** (fit.weight / 2) / scale, 1.0)
+
+    own = independent.gather(-1, classes).unsqueeze(-1)
+    units = F.one_hot(classes, independent.shape[-1]).to(own)  # (..., K + 1, classes)
+    margins = _margins(common, classes)
+    with_margins = (own[..., :1, :] * units[..., :1, :] - own[..., 1:, :] * units[..., 1:, :]).mT
+    with_margins = with_margins + torch.einsum("z...c,z...k->...ck", common, margins)  # C·D
+    change = with_margins @ (_inverse(covariance) * (gains - 1).unsqueeze(-2))
+    common = common + torch.einsum("...ck,z...k->z...c", change, margins)
+    # The independent noise of the logits of the margins is shared by all logits now.
+    noise = own.sqrt() * (units + torch.cat([change.sum(-1, keepdim=True), -change], -1).mT)
+    common = torch.cat([common, noise.movedim(-2, 0)]) * scale
+    independent = independent.scatter(-1, classes, 0.0) * scale.square()
+    return independent, common
+
+
+def _inverse(covariance: Tensor) -> Tensor:
+    """Invert a covariance whose correlations are a little reduced; a margin without noise has no covariance."""
+    stds = covariance.diagonal(dim1=-2, dim2=-1).sqrt()
+    inverse = torch.where(stds > 0, 1 / stds.where(stds > 0, 1.0), 0.0)
+    scale = inverse.unsqueeze(-1) * inverse.unsqueeze(-2)
+    identity = torch.eye(covariance.shape[-1]).to(covariance)
+    correlation = torch.where(identity > 0, identity, _LARGEST_CORRELATION * scale * covariance)
+    return scale * torch.linalg.inv(correlation)

@@ -127,7 +127,7 @@ _DIVIDE = {torch.div, Tensor.div, Tensor.__truediv__}
 
 
 def _name(function: Callable[..., Any]) -> str:
-    return torch.overrides.resolve_name(function) or repr(function)
+    return torch.overrides.resolve_name(function) or getattr(function, "__name__", repr(function))
 
 
 def _random_weights(values: Iterable[Any]) -> Iterator["RandomWeight"]:

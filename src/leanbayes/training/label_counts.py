@@ -36,6 +36,6 @@ def labels_of(dataset: Any, collate: Callable[[list[Any]], Any]) -> Iterable[Ten
     if not hasattr(dataset, "__len__") or not hasattr(dataset, "__getitem__"):
         return
     with own_randomness():  # data sets may augment their examples
-        places = range(0, len(dataset), max(1, len(dataset) // EXAMPLES))
+        places = range(0, len(dataset), max(1, -(-len(dataset) // EXAMPLES)))
         for start in range(0, len(places), 16):
             yield as_pair(collate([dataset[place] for place in places[start : start + 16]]))[1]

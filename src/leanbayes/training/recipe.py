@@ -39,13 +39,15 @@ class Recipe:
         accumulate: parts that each process splits its share of a batch into, to save memory.
         augment: augmentation of training images. "standard" is that of the data set, such as crops and flips for
             CIFAR; "trivial" adds TrivialAugment (see `leanbayes.data.Augment`); "none" leaves images as they are.
-        optimizer: optimizer of the means, norms and biases under the engine backprop, where Adam trains the stds. The
-            engine ivon is itself an optimizer.
+        optimizer: optimizer of the means, norms and biases under the engine backprop. The engine ivon is itself an
+            optimizer.
         lr: learning rate of the means. None means 0.1 for sgd, 0.001 for adamw, and 1 for the engine ivon, or 0.1 for a
             regression.
         weight_decay: weight decay of the means. None means 0.0005 for sgd and 0.01 for adamw. Under the engine ivon the
             prior takes its place, and 0.0005 is that of norms, biases and deterministic weights.
         scale_lr: learning rate of the stds of the posterior, and of the noise of the data if it is learned.
+        scale_optimizer: optimizer of the stds and of this noise under the engine backprop. By sgd, as in some papers,
+            stds hardly change.
         hess_init: curvature that the engine ivon starts the stds from. None chooses it by the number of examples.
         warmup: share of the steps in which the learning rates rise from 0. Then they fall as a cosine.
         lr_high: fraction of the learning rates at which a cosine starts.
@@ -96,6 +98,7 @@ class Recipe:
     lr: float | None = None
     weight_decay: float | None = None
     scale_lr: float = 1e-2
+    scale_optimizer: Literal["adam", "sgd"] = _setting("adam", former_default="adam")
     hess_init: float | None = _setting(None, former_default=None)
     warmup: float = 0.05
     lr_high: float = _setting(1.0, former_default=1.0)
@@ -142,6 +145,7 @@ class Recipe:
         for name, choices in (
             ("augment", ("standard", "trivial", "none")),
             ("optimizer", ("sgd", "adamw")),
+            ("scale_optimizer", ("adam", "sgd")),
             ("precision", ("fp32", "bf16", "fp16", None)),
             ("device", ("cpu", "cuda", None)),
         ):
@@ -217,7 +221,7 @@ class Recipe:
         Raises:
             LeanBayesError: No parameter of the model requires a gradient, or the engine cannot train this posterior.
         """
-        names = ("optimizer", "lr", "weight_decay", "scale_lr", "hess_init")
+        names = ("optimizer", "lr", "weight_decay", "scale_lr", "scale_optimizer", "hess_init")
         temperature = self.for_task(bnn.method, bnn.likelihood).temperature
         if temperature == "auto":
             raise LeanBayesError("temperature='auto' is chosen by lb.fit: give a number here.")
@@ -246,6 +250,7 @@ class RecipeSettings(TypedDict, total=False):
     lr: float | None
     weight_decay: float | None
     scale_lr: float
+    scale_optimizer: Literal["adam", "sgd"]
     hess_init: float | None
     warmup: float
     lr_high: float

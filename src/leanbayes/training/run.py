@@ -9,33 +9,30 @@ computes which part.
 import contextlib
 import copy
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from itertools import islice
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
 from accelerate import Accelerator
-from accelerate.utils import broadcast_object_list
 from torch import Tensor, nn
 
-from leanbayes.core.files import reason_of
 from leanbayes.core.layout import Select
 from leanbayes.core.network import input_dtype
 from leanbayes.core.parts import local_part
 from leanbayes.data import Batches, Data
 from leanbayes.data.base import in_memory
-from leanbayes.deploy.loading import load
 from leanbayes.deploy.model_file import save
-from leanbayes.errors import FileFormatError, LeanBayesError
+from leanbayes.errors import LeanBayesError
 from leanbayes.evaluation import evaluate
 from leanbayes.likelihoods import Likelihood
 from leanbayes.model.bayesian import BayesianModel
 from leanbayes.model.conversion import bayesianize, default_likelihood
 from leanbayes.model.method import Method, Training
-from leanbayes.training.checkpoints import Checkpoints, TrainingState
+from leanbayes.training.checkpoints import TrainingState
 from leanbayes.training.estimate import pass_seconds
-from leanbayes.training.identity import check_same_run, identity
+from leanbayes.training.identity import identity
 from leanbayes.training.journal import Journal
 from leanbayes.training.label_counts import labels_per_example
 from leanbayes.training.loop import Loop
@@ -44,21 +41,14 @@ from leanbayes.training.posterior_check import posterior_problem
 from leanbayes.training.progress import Progress, say
 from leanbayes.training.recipe import Recipe
 from leanbayes.training.record import Record, read_record
-from leanbayes.training.run_folder import (
-    CHECKPOINTS,
-    MODEL,
-    RECORD,
-    TENSORBOARD,
-    locked_folder,
-    remove_leftovers,
-    remove_run,
-)
+from leanbayes.training.run_folder import MODEL, TENSORBOARD, locked_folder, remove_run
+from leanbayes.training.saved_run import SavedRun
 from leanbayes.training.sharded_run import check_shardable, make_equal, shard_for_training
 from leanbayes.training.stopping import StopSignals
 from leanbayes.training.tracking import OnLog, listening
 
 REFRESH_EXAMPLES = 30_000  # enough for the statistics of BatchNorm
-T = TypeVar("T")
+LEAST_REFRESH_EXAMPLES = 2_000  # of each member, if there are many
 
 
 class Run:
@@ -88,8 +78,6 @@ class Run:
             likelihood = data.likelihood() if regression else default_likelihood(model, data.ignore_index)
         self._accelerator, self._likelihood, self._select = accelerator, likelihood, select
         self._folder = folder
-        self._problem = ""  # what is wrong with the model file of the finished run
-        self._checkpoints = None if folder is None else Checkpoints(folder / CHECKPOINTS, recipe.keep)
         world, rank = accelerator.num_processes, accelerator.process_index
         parts = world * recipe.accumulate
         # Processes of a sharded model share a sample, so their number does not change the training.
@@ -98,7 +86,8 @@ class Run:
         for name in notes:
             if name in own:
                 raise LeanBayesError(f"notes cannot contain {name!r}, which run.json has already: use another name.")
-        self._record = Record(self._folder, {**own, **notes})
+        self._record = Record(folder, {**own, **notes})
+        self._saved = None if folder is None else SavedRun(folder, self._network, self._record, recipe, accelerator)
         self._batches = self._in_batches(data.train, True, parts=parts, mine=range(rank, parts, world))
         # All processes of a sharded model must run the same passes, so each of them evaluates all examples.
         share = {} if recipe.shard else {"parts": world, "mine": [rank]}
@@ -130,19 +119,19 @@ class Run:
             overwrite: Whether to remove an earlier run from the folder first.
             shown: Whether this process shows the progress.
         """
-        folder = self._folder
-        if folder is None:
+        saved = self._saved
+        if saved is None:
             return self._train(None, None, shown)
         if not overwrite:
-            bnn = self._finished(folder)
+            bnn = saved.finished()
             if bnn is not None:
-                say(shown, f"The run in {folder} is finished: nothing was trained. --overwrite starts again.")
+                say(shown, f"The run in {saved.folder} is finished: nothing was trained. --overwrite starts again.")
                 return bnn
         with contextlib.ExitStack() as stack:
-            self._agreed(lambda: stack.enter_context(locked_folder(folder)))
+            saved.agreed(lambda: stack.enter_context(locked_folder(saved.folder)))
             if overwrite:
-                self._agreed(lambda: remove_run(folder))
-            return self._train(*self._saved(folder), shown)
+                saved.agreed(lambda: remove_run(saved.folder))
+            return self._train(*saved.latest(), shown)
 
     def _train(self, bnn: BayesianModel | None, state: TrainingState | None, shown: bool) -> BayesianModel:
         """Train the remaining stages, from the model and state of a checkpoint if they are given."""
@@ -157,8 +146,9 @@ class Run:
             where = f" in {self._folder}" if self._folder is not None else ""
             length = f"continuing from step {done} of {steps}" if state else f"{steps} steps"
             progress.say(f"{name} on {self._data.name}: {self._batches.examples:,} examples, {length}{where}")
+            checkpoints = None if self._saved is None else self._saved.checkpoints
             journal = Journal(
-                self._record, progress, self._checkpoints, self._accelerator, self._batches.batch_size, state, log
+                self._record, progress, checkpoints, self._accelerator, self._batches.batch_size, state, log
             )
             with journal.recording():
                 with StopSignals(self._folder is not None, repeated=self._accelerator.num_processes > 1) as stop:
@@ -187,105 +177,6 @@ class Run:
         if not scores and self._folder is not None:  # the run was finished before
             scores = read_record(self._folder)["scores"]
         return float(scores.get("validation", {}).get("nll", math.nan))
-
-    # -- the folder ---------------------------------------------------------------------------------------------------
-
-    def _agreed(self, decide: Callable[[], T]) -> T:
-        """Return in every process what the main process decides. All processes raise its error."""
-        found: list[Any] = [None, None]
-        if self._accelerator.is_main_process:
-            try:
-                found[0] = decide()
-            except LeanBayesError as error:
-                found[1] = error
-            except OSError as error:
-                found[1] = LeanBayesError(f"Cannot use {self._folder} ({reason_of(error)}): choose a writable folder.")
-        value, problem = broadcast_object_list(found)
-        if problem is not None:
-            raise problem
-        return value
-
-    def _finished(self, folder: Path) -> BayesianModel | None:
-        """Return the model of a finished run, or None if there is something to train or to restore."""
-        loaded: list[BayesianModel] = []
-
-        def is_finished() -> bool:
-            if not (folder / RECORD).is_file():
-                return False
-            old = read_record(folder)
-            check_same_run(folder, old, self._record.config)
-            if old["status"] == "finished":
-                try:
-                    loaded.append(load(folder / MODEL, self._network))
-                except FileFormatError as error:  # `_saved` restores it
-                    self._problem = str(error).partition(": save the model")[0].rstrip(".")
-            return bool(loaded)
-
-        if not self._agreed(is_finished):
-            return None
-        bnn = loaded[0] if loaded else load(folder / MODEL, self._network)
-        return bnn.to(self._accelerator.device).eval()
-
-    def _saved(self, folder: Path) -> tuple[BayesianModel | None, TrainingState | None]:
-        """Return the model and state of the newest intact checkpoint, or None and None to start a new run."""
-        assert self._checkpoints is not None
-        checkpoints = self._checkpoints
-        loaded: list[tuple[BayesianModel, TrainingState]] = []
-
-        def choose() -> tuple[Path | None, list[Path]]:
-            status = self._status(folder)
-            found = None if status is None else checkpoints.load_latest(self._network)
-            problem = f"The model of the finished run in {folder} cannot be read ({self._problem})"
-            if found is None:
-                if status == "finished":
-                    raise FileFormatError(
-                        f"{problem}, and it has no checkpoints: overwrite the run (--overwrite) to train it again."
-                    )
-                return None, []
-            path, bnn, state, damaged = found
-            loaded.append((bnn, state))
-            if status == "finished":
-                say(True, f"{problem}: it is restored from {path.name}, without a later calibration.")
-            for problem in damaged.values():
-                say(True, f"{problem}: it is removed, and the run continues from {path.name}.")
-            return path, [*damaged]
-
-        latest, damaged = self._agreed(choose)
-        bnn: BayesianModel | None = None
-        state: TrainingState | None = None
-        if latest is not None:
-            bnn, state = loaded[0] if loaded else checkpoints.load(latest, self._network)
-            # The counter of the noise counts the samples of one process.
-            if not self._recipe.shard:
-                bnn.noise.state[1] = bnn.noise.state[1] * state["processes"] // self._accelerator.num_processes
-        self._accelerator.wait_for_everyone()  # no process may write before all have read
-
-        def clean() -> None:
-            for path in damaged:
-                checkpoints.remove(path)
-            remove_leftovers(folder)
-            if not (folder / RECORD).exists():
-                self._record.write()  # the first file, so that all others are known to be those of a run
-
-        self._agreed(clean)
-        return bnn, state
-
-    def _status(self, folder: Path) -> str | None:
-        """Return the status of the run in a folder, or None if there is none. Raise an error for any other run."""
-        if not (folder / RECORD).is_file():
-            if self._checkpoints is not None and self._checkpoints.latest() is not None:
-                raise LeanBayesError(
-                    f"{folder} holds checkpoints, but no run.json that describes them: remove them, or choose another "
-                    "folder."
-                )
-            if (folder / MODEL).exists():
-                raise LeanBayesError(
-                    f"{folder / MODEL} is not that of a run, and training would replace it: choose another folder."
-                )
-            return None
-        old = read_record(folder)
-        check_same_run(folder, old | {"status": "stopped"}, self._record.config)  # steps may be left to train
-        return old["status"]
 
     # -- stages -------------------------------------------------------------------------------------------------------
 
@@ -365,7 +256,8 @@ class Run:
         if self._recipe.refresh_batchnorm:
             # Augmented as in training: the statistics of plain images cost ResNet-18 on CIFAR-10 1 % of accuracy.
             batches = self._in_batches(self._data.train, True).epoch()
-            some = islice(batches, max(1, REFRESH_EXAMPLES // self._recipe.batch_size))
+            examples = max(REFRESH_EXAMPLES // bnn.loss_passes, LEAST_REFRESH_EXAMPLES)
+            some = islice(batches, max(1, examples // self._recipe.batch_size))
             with self._accelerator.autocast():
                 bnn.refresh_batchnorm((x for x, _ in some), torch.Generator().manual_seed(self._recipe.seed))
         costs = {"trainable": sum(p.numel() for p in bnn.parameters() if p.requires_grad)}
@@ -396,8 +288,13 @@ class Run:
             return evaluate(bnn, batches, samples=samples, seed=self._recipe.seed, target_scale=scale, details=False)
 
     def _plain_batches(self) -> Iterable[tuple[Any, Tensor]]:
-        """Return training batches (x, y) without augmentation, the same in every process."""
-        return self._in_batches(self._data.train, True, augment=False).epoch()
+        """Return training batches (x, y) without augmentation, the same in every process.
+
+        They have all examples, also those of the last, smaller batch: methods sum over them. But BatchNorm in training
+        mode cannot take a batch of one example, so that one is left out.
+        """
+        alone = self._batches.examples % self._recipe.batch_size == 1
+        return self._in_batches(self._data.train, True, augment=False, drop_last=alone).epoch()
 
     def _all_held_out(self) -> Iterable[tuple[Any, Tensor]]:
         """Return the held-out batches (x, y), the same in every process."""

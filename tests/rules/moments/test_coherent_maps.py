@@ -53,10 +53,37 @@ def test_noise_of_neighbors_adds_up(upsample: str, size: tuple[int, int]) -> Non
     torch.manual_seed(0)
     bnn, x = model(SmallUNet(upsample)), smooth(*size)
     ratio, correlation = closeness(bnn, x, MomentPropagation())
-    before, _ = closeness(bnn, x, MomentPropagation(maps=False))  # as if the pixels were independent
+    before, _ = closeness(bnn, x, MomentPropagation(maps="independent"))
     assert ratio == pytest.approx(1, abs=0.1)
     assert correlation > 0.85
     assert abs(ratio - 1) < abs(before - 1) - 0.05
+
+
+class ChannelNorm(nn.LayerNorm):
+    """Layer norm of the channels of each pixel."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x.movedim(1, -1)).movedim(-1, 1)
+
+
+NORMS = {
+    "instance": nn.InstanceNorm2d,
+    "group": lambda width: nn.GroupNorm(4, width),
+    "one group": lambda width: nn.GroupNorm(1, width),
+    "channels": ChannelNorm,
+}
+
+
+@pytest.mark.parametrize("norm", NORMS)
+def test_norms_of_maps_keep_the_noise_of_their_parts(norm: str) -> None:
+    torch.manual_seed(0)
+    layers: list[nn.Module] = [nn.Conv2d(3, 12, 3, padding=1), nn.ReLU()]
+    for _ in range(3):
+        layers += [nn.Conv2d(12, 12, 3, padding=1), NORMS[norm](12), nn.ReLU()]  # type: ignore[operator]
+    bnn, x = model(nn.Sequential(*layers, nn.Conv2d(12, 4, 1))), smooth(48, 48)
+    ratio, correlation = closeness(bnn, x, MomentPropagation())
+    assert 0.7 < ratio < 1.2
+    assert correlation > 0.8
 
 
 def test_the_pattern_of_one_layer_is_exact() -> None:
@@ -110,8 +137,23 @@ def test_a_pooled_map_is_not_coherent() -> None:
         again = bnn(x)
     assert torch.equal(first.variance, again.variance)
     assert not first.within.coherent
-    with torch.no_grad(), bnn.using(MomentPropagation(maps=False)):
+    with torch.no_grad(), bnn.using(MomentPropagation(maps="uniform")):
         torch.testing.assert_close(bnn(x).variance, first.variance)
+
+
+@pytest.mark.parametrize("sides", [(16, 24), (24, 16)])
+def test_inputs_of_one_size_do_not_change_predictions_for_another(sides: tuple[int, int]) -> None:
+    torch.manual_seed(0)
+    network = nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU(), nn.Conv2d(8, 8, 3), nn.ReLU(), nn.Conv2d(8, 4, 12))
+    alone, both = model(network), model(network)  # a pixel for images of 16 pixels, a map for larger ones
+    first, second = (smooth(side, side) for side in sides)
+    with torch.no_grad(), alone.using("moments"), both.using("moments"):
+        expected = alone(second)
+        both(first)
+        assert both(first).within.coherent == (sides[0] == 24)
+        found = both(second)
+    assert found.within.coherent == (sides[1] == 24)
+    assert torch.equal(found.variance, expected.variance)
 
 
 def test_cells_cover_maps_of_any_size() -> None:

@@ -8,11 +8,13 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import leanbayes as lb
+from leanbayes.core.config import decode, encode
 from leanbayes.networks import build
 from leanbayes.rules import MomentPropagation
 from leanbayes.rules.moments.value import shrunk
 
 IMAGES = torch.randn(4, 3, 16, 16, generator=torch.Generator().manual_seed(1))
+INDEPENDENT = MomentPropagation(maps="independent")
 
 
 def resnet() -> lb.BayesianModel:
@@ -48,14 +50,14 @@ def stored_variances(bnn: lb.BayesianModel, x: torch.Tensor, rule: MomentPropaga
 def test_all_layers_store_one_variance_per_channel() -> None:
     bnn = resnet()
     flat, activations = stored_variances(bnn, IMAGES, MomentPropagation())
-    full, _ = stored_variances(bnn, IMAGES, MomentPropagation(maps=True))
+    full, _ = stored_variances(bnn, IMAGES, INDEPENDENT)
     assert full == activations
     assert flat <= activations / 4  # the last images have 2x2 pixels, the first 16x16
 
 
 def test_outputs_without_maps_have_the_same_std() -> None:
     bnn = resnet()
-    flat, full = (_outputs(bnn, MomentPropagation(maps=maps)) for maps in (False, True))
+    flat, full = (_outputs(bnn, rule) for rule in (MomentPropagation(maps="uniform"), INDEPENDENT))
     ratio = (flat.variance / full.variance).sqrt()
     assert 0.9 < ratio.median() < 1.1
     torch.testing.assert_close(flat.loc, full.loc, atol=0.5 * float(full.stddev.mean()), rtol=0)
@@ -65,6 +67,28 @@ def test_a_network_with_pixels_in_its_outputs_keeps_its_maps() -> None:
     bnn = lb.bayesianize(build("unet", (3, 16, 16), 4, seed=0, width=4), lb.MeanField(init_std=0.03)).eval()
     numbers, activations = stored_variances(bnn, IMAGES, MomentPropagation())
     assert numbers > activations / 2
+
+
+@pytest.mark.parametrize("name", ["unet", "resnet-18"])
+def test_the_default_depends_on_the_pixels_of_the_outputs(name: str) -> None:
+    bnn = lb.bayesianize(build(name, (3, 16, 16), 4, seed=0, width=4), lb.MeanField(init_std=0.03))
+    rules = (MomentPropagation(), MomentPropagation(maps="uniform"), INDEPENDENT)
+    with bnn.train().frozen(0):  # in training mode neighbors share no noise
+        auto, uniform, independent = (_outputs(bnn, rule).variance for rule in rules)
+    assert torch.equal(auto, independent if name == "unet" else uniform)
+    assert not torch.equal(uniform, independent)
+
+
+@pytest.mark.parametrize(("value", "shown"), [("common", "'common' is unknown"), (True, "True"), (None, "None")])
+def test_other_values_are_refused(value: Any, shown: str) -> None:
+    with pytest.raises(lb.LeanBayesError, match=f"maps={shown}.*auto.*uniform.*independent"):
+        MomentPropagation(maps=value)
+
+
+@pytest.mark.parametrize(("former", "current"), [(None, "auto"), (True, "independent"), (False, "uniform")])
+def test_files_with_former_values_load(former: bool | None, current: Any) -> None:
+    stored = {**encode(MomentPropagation("none", "taylor")), "maps": former}
+    assert decode(stored) == MomentPropagation("none", "taylor", maps=current)
 
 
 def test_variances_in_pieces_are_those_of_the_whole() -> None:

@@ -27,7 +27,7 @@ from leanbayes.deploy.header import (
     is_count,
     layout_of,
     moment_layers_of,
-    moment_margin_of,
+    moment_margins_of,
     moment_scale_of,
     refusing_damage,
 )
@@ -199,7 +199,7 @@ def describe_compact(path: str | os.PathLike[str]) -> dict[str, Any]:
             raise ValueError("its header has a wrong method or likelihood")
         found["moment_scale"] = moment_scale_of(header)
         found["moment_layers"] = moment_layers_of(header, layout)
-        found["moment_margin"] = moment_margin_of(header)
+        found["moment_margins"] = [list(fit) for fit in moment_margins_of(header)]
         found["bayesian_weights"] = bayesian_weights_of(header, layout)
     length = Path(path).stat().st_size
     around = {"header": {"numbers": 0, "bytes": length - sum(len(part.data) for part in parts.values())}}

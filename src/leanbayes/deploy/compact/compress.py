@@ -76,9 +76,9 @@ def compress(
         return write_compact(bnn, path, values=values, rest=rest)
     if (values, rest) != ("fp16", "fp16"):
         raise LeanBayesError("With data, the search chooses the precision: leave out values and rest.")
-    if not bnn.method.random_weights:
+    if not bnn.method.shareable_weights:
         raise LeanBayesError(
-            f"{type(bnn.method).__name__} has no Bayesian weights to share: compress a model such as lb.MeanField's."
+            f"The weights of {type(bnn.method).__name__} cannot be shared: compress a model such as lb.MeanField's."
         )
     batches = _readable_again(data)
 

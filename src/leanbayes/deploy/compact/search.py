@@ -23,6 +23,7 @@ from leanbayes.methods.weight_sharing.weight_sharing import WeightSharing
 from leanbayes.model.bayesian import BayesianModel
 from leanbayes.model.conversion import bayesianize
 from leanbayes.posteriors import SharedPosterior
+from leanbayes.rules import RULES
 
 TRIALS = (
     *(Trial(components, None, "fp16") for components in (1024, 256)),
@@ -155,8 +156,12 @@ def _shared(bnn: BayesianModel, trial: Trial, batches: Batches, seed: int) -> Ba
     """Let the weights of a model share, and calibrate the result if the model is calibrated."""
     if trial.components is None:
         return bnn
-    kept = {name: getattr(bnn.method, name) for name in ("prior", "rule", "samples") if hasattr(bnn.method, name)}
+    # The rule `example` is for groups of weights, and shared weights have none.
+    names = ("prior", "samples") if bnn.posterior.has_groups else ("prior", "rule", "samples")
+    kept = {name: getattr(bnn.method, name) for name in names if hasattr(bnn.method, name)}
     shared = bayesianize(bnn, WeightSharing(components=trial.components, bit_price=trial.bit_price, **kept))
+    if bnn.rule in RULES and bnn.rule != "example":
+        shared.rule = bnn.method.text_of_rule(bnn.current_rule)
     shared.trained_rule = bnn.trained_rule
     generator = torch.Generator().manual_seed(seed)
     if bnn.moment_layers:

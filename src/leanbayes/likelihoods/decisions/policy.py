@@ -69,7 +69,7 @@ class Policy:
     """When to answer, when to ask a person, and what to answer with. `lb.decide.fit` makes one.
 
     Attributes:
-        rule: The rule of the predictions that it was fitted to.
+        rule: The rule of the predictions that it was fitted to, with its settings.
         samples: Their number of Monte Carlo samples.
         abstention: When to abstain.
         gate: When an input is unlike the training data.
@@ -108,10 +108,11 @@ class Policy:
         if self.sets is not None if regression else self.intervals is not None:
             kind = "classes" if regression else "a regression"
             raise LeanBayesError(f"A policy for {kind} cannot decide about a {type(prediction).__name__}: fit another.")
-        if prediction.samples != self.samples:
+        if prediction.samples != self.samples or (prediction.rule or self.rule) != self.rule:
             warnings.warn(
-                f"The policy was fitted to predictions of {_passes(self.samples)}, but this one is of "
-                f"{_passes(prediction.samples)}: its guarantees need predictions that are made in the same way.",
+                f"The policy was fitted to predictions {self.way}, but this one is "
+                f"{_way(prediction.samples, prediction.rule)}: its guarantees need predictions that are made in the "
+                "same way.",
                 RuleMismatchWarning,
                 stacklevel=2,
             )
@@ -132,7 +133,7 @@ class Policy:
     @property
     def way(self) -> str:
         """How the predictions of the fit were made."""
-        return f"with {_passes(self.samples)} (rule {self.rule})"
+        return _way(self.samples, self.rule)
 
     def sentences(self) -> list[str]:
         """Describe each part of the policy."""
@@ -148,5 +149,6 @@ def _all(prediction: Prediction, rows: int, value: bool) -> Tensor:
     return torch.full((rows,), value, device=like.device)
 
 
-def _passes(samples: int) -> str:
-    return "one pass" if samples == 1 else f"{samples} samples"
+def _way(samples: int, rule: str | None) -> str:
+    how = "one pass" if samples == 1 else f"{samples} samples"
+    return f"with {how}" if rule is None else f"with {how} (rule {rule})"

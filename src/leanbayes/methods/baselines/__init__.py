@@ -11,4 +11,14 @@ rank_one         Rank-1 Bayesian networks: BatchEnsemble with random factors.
 lp_bnn           LP-BNN: BatchEnsemble with factors from small autoencoders.
 abnn             ABNN: a trained network with noise in its normalization layers.
 sngp             SNGP: bounded layers, and a Gaussian process in place of the last one.
+variational_dropout  Gaussian dropout with learned rates.
+sparse_vd        Sparse variational dropout: a log-uniform prior prunes weights.
+sbp              Structured Bayesian pruning: noise prunes inputs of layers.
+cyclical_sgmcmc  Cyclical SGMCMC: networks that a chain passes through.
+aeb              AEB: sparse snapshots of a chain; snapshots has what it shares with mBNN.
+mbnn             mBNN: a chain of weights, and of masks of nodes; mask_moves has the births and deaths.
+laplace          The Laplace approximation of a trained network.
+std_search       The largest std that the loss of a trained network allows.
+swa, swag        Averages, and a Gaussian, of the weights that SGD passes through.
+vbll             VBLL: a Gaussian last layer without sampling.
 """

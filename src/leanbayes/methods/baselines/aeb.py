@@ -3,14 +3,15 @@
 import math
 from dataclasses import dataclass
 
-from torch import Tensor, nn
+from torch import Tensor
 
 from leanbayes.core.config import check_choices
 from leanbayes.core.layout import Layout
 from leanbayes.errors import LeanBayesError
-from leanbayes.methods.baselines.cyclical_sgmcmc import Chain, add_noise
+from leanbayes.methods.baselines.cyclical_sgmcmc import add_noise
+from leanbayes.methods.baselines.snapshots import SnapshotMethod
 from leanbayes.methods.sparse_training.densities import Densities, active_counts
-from leanbayes.model.method import Method, Stage, Training, register_method
+from leanbayes.model.method import Training, register_method
 from leanbayes.posteriors import SpikeSlabPosterior
 
 _NEAR = math.log(1000)  # the density comes within 1/1000 of its end, which the last pruning reaches
@@ -18,7 +19,7 @@ _NEAR = math.log(1000)  # the density comes within 1/1000 of its end, which the 
 
 @register_method("aeb")
 @dataclass(frozen=True)
-class AEB(Method):
+class AEB(SnapshotMethod):
     """Adaptive empirical Bayes: stochastic-gradient MCMC with a spike-and-slab prior that adapts, and pruning.
 
     SGD with noise samples the weights, while the latent variables of the prior follow them by stochastic approximation.
@@ -54,51 +55,20 @@ class AEB(Method):
     interval: int = 10
     temperature: float = 1.0
     lr_low: float = 0.1
-    samples = 1  # of a chain that has not collected all members
-    counts_labels = True
 
     def __post_init__(self) -> None:
         check_choices(self, densities=Densities)
         if not 0 < self.density <= 1:
             raise LeanBayesError(f"density={self.density} must be a fraction above 0 and at most 1.")
-        if not 0 < self.until < 1:
-            raise LeanBayesError(f"until={self.until} must be a share of the training, between 0 and 1.")
-        for name in ("snapshots", "interval"):
-            if getattr(self, name) < 1:
-                raise LeanBayesError(f"{name}={getattr(self, name)} must be at least 1.")
+        self.check_chain_settings()
         for name in ("spike", "slab"):
             if not 0 < getattr(self, name) < math.inf:
                 raise LeanBayesError(f"{name}={getattr(self, name)} must be a positive number.")
-        if not 0 <= self.temperature < math.inf:
-            raise LeanBayesError(f"temperature={self.temperature} must be a finite number and not negative.")
-        if not 0 < self.lr_low <= 1:
-            raise LeanBayesError(f"lr_low={self.lr_low} must be a fraction of the learning rate, above 0.")
 
     def posterior(self, layout: Layout, mean: Tensor, variance: Tensor | None) -> SpikeSlabPosterior:
         """Start the chain from the given weights."""
         active_counts(layout, self.density, self.densities)  # refuses a density that is too small
         return SpikeSlabPosterior(layout, mean, self.spike, self.slab)
-
-    def stages(self) -> tuple[Stage, ...]:
-        """Train by SGD, whose rate does not fall to 0."""
-        return (Stage(self, settings={"optimizer": "sgd", "lr_low": self.lr_low}),)
-
-    def wrap(self, network: nn.Module) -> nn.Module:
-        """Return the chain, with places for the parts of its members that are not Bayesian."""
-        return SparseChain(network, self.snapshots)
-
-    def start(self, training: Training) -> None:
-        """Check that every member has a step of its own."""
-        left = training.steps - self._fixed_after(training.steps)
-        if left < self.snapshots:
-            raise LeanBayesError(
-                f"{left} steps after the pruning are too few for {self.snapshots} snapshots: train longer, or in "
-                "smaller batches, or set until or snapshots to a smaller value."
-            )
-
-    def _fixed_after(self, steps: int) -> int:
-        """Return after how many steps the support stays."""
-        return max(1, int(self.until * steps))
 
     def after_step(self, training: Training) -> None:
         """Add noise, adapt the latent variables, and prune or collect weights if that is due."""
@@ -106,7 +76,7 @@ class AEB(Method):
         assert isinstance(posterior, SpikeSlabPosterior)
         if self.temperature:
             add_noise(training, self.temperature, posterior.mu)
-        fixed = self._fixed_after(training.steps)
+        fixed = self.steps_before(training)
         if done % self.interval == 0:
             updates = done // self.interval
             posterior.adapt(min(1.0, 10 * (updates + 1000) ** -0.7))  # the rates of the paper
@@ -118,32 +88,4 @@ class AEB(Method):
             posterior.fix()
         elif done > fixed:
             posterior.apply_support()
-            left, passed = training.steps - fixed, done - fixed
-            if passed * self.snapshots // left > (passed - 1) * self.snapshots // left:
-                posterior.collect()
-                chain = training.model.network
-                assert isinstance(chain, SparseChain)
-                chain.collect()
-
-    def finish(self, training: Training) -> None:
-        """Drop the chain, and keep what it has collected."""
-        posterior, chain = training.model.posterior, training.model.network
-        assert isinstance(posterior, SpikeSlabPosterior)
-        assert isinstance(chain, SparseChain)
-        if chain.members is None:
-            raise LeanBayesError("AEB has not collected all its snapshots: train to the last step.")
-        posterior.finish()
-
-
-class SparseChain(Chain):
-    """A chain whose Bayesian weights are in the posterior. Its copies of the network have all other tensors."""
-
-    def weight_names(self, name: str) -> list[str]:
-        """Return the names of a weight in all copies, which use the same one in a pass."""
-        return [f"networks.{number}.{name}" for number in range(len(self.networks))]
-
-    def plain(self) -> nn.Module:
-        """Return the chain before it has collected its members, which are not a single network."""
-        if self.members is None:
-            return self.networks[-1]
-        raise LeanBayesError("The snapshots of a chain are not a single network: use bnn.member(i).")
+        self.collect_if_due(training)

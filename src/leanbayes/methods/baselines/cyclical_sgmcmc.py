@@ -105,7 +105,7 @@ def add_noise(training: Training, temperature: float, only: Tensor | None = None
     if not found:
         name = type(training.model.method).__name__
         raise LeanBayesError(f"{name} adds its noise to SGD: train with torch.optim.SGD.")
-    labels = _number_of_labels(training)
+    labels = number_of_labels(training)
     for optimizer in found:
         for group in optimizer.param_groups:
             beta, rate = group["momentum"], group["lr"]
@@ -121,7 +121,7 @@ def add_noise(training: Training, temperature: float, only: Tensor | None = None
                 parameter.add_(change, alpha=1 + beta if group["nesterov"] else 1)
 
 
-def _number_of_labels(training: Training) -> float:
+def number_of_labels(training: Training) -> float:
     """Return the number of labels of all training data, over which the loss is a mean."""
     labels, likelihood = training.labels_per_example, training.model.likelihood
     if labels is not None:

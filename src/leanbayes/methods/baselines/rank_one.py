@@ -32,7 +32,8 @@ class RankOne(Method):
 
     Attributes:
         members: number of mixture components.
-        distribution: distribution of the factors and of their prior, gaussian or cauchy.
+        distribution: distribution of the factors and of their prior, gaussian or cauchy. Cauchy factors are sometimes
+            very large: train them with a clipped gradient, `lb.fit(..., clip=1.0)`.
         prior_scale: std of a Gaussian prior, or scale of a Cauchy prior.
         factor_std: std of the initial means of the factors around 1. Use a small one for a trained network.
         init_std: initial std or scale of the factors.

@@ -1,13 +1,18 @@
 """SWAG (Maddox et al. 2019): a Gaussian from the weights that SGD passes through with a constant learning rate."""
 
+import copy
 from dataclasses import dataclass
+from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from leanbayes.core.layout import Layout, Select
 from leanbayes.errors import LeanBayesError
 from leanbayes.methods.baselines.deterministic import Deterministic
+from leanbayes.methods.baselines.ensemble import Members
 from leanbayes.methods.baselines.swa import averaging_stage
+from leanbayes.model.draw import Draw
 from leanbayes.model.method import Method, Stage, Training, register_method
 from leanbayes.posteriors import LowRankPosterior
 
@@ -18,7 +23,8 @@ class SWAG(Method):
     """SWAG: a Gaussian with a diagonal and a low-rank part, from the weights along the last part of a training.
 
     All parameters are Bayesian, norms and biases too. Its weights are correlated, so it predicts by samples of the
-    weights. BatchNorm has one set of statistics for all samples: the mean over batches, each with its own sample.
+    weights. If the network has BatchNorm, each sample has statistics of its own, which are computed after training, so
+    there are as many samples as `samples` says: a prediction uses them all, or the first ones.
 
     Paper: Maddox et al. (2019), "A Simple Baseline for Bayesian Uncertainty in Deep Learning".
 
@@ -30,7 +36,7 @@ class SWAG(Method):
         cyclic: let the rate fall as a cosine before each of the collected weights, instead of a constant rate.
         scale: factor of the covariance.
         pretrain: train the plain network first, in the other epochs. Use False for a trained network.
-        samples: number of Monte Carlo samples of a prediction.
+        samples: number of Monte Carlo samples of a prediction. With BatchNorm, the number of all samples.
 
     Example:
         >>> bnn = lb.fit(network, lb.SWAG(), train_set, epochs=30, optimizer="sgd")
@@ -63,6 +69,10 @@ class SWAG(Method):
         """Start to collect from the given weights."""
         return LowRankPosterior(layout, mean, self.rank, self.scale)
 
+    def wrap(self, network: nn.Module) -> nn.Module:
+        """Give each sample its own statistics of BatchNorm, if there are any."""
+        return SampleStatistics(network, self.samples) if _has_statistics(network) else network
+
     def stages(self) -> tuple[Stage, ...]:
         """Train the plain network, then collect weights."""
         before, during = averaging_stage(self.share, self.lr_fraction, self.snapshots if self.cyclic else 0)
@@ -85,3 +95,61 @@ class SWAG(Method):
             posterior.collect()
         if done == training.steps:
             posterior.finish()
+            if isinstance(training.model.network, SampleStatistics):
+                training.model.network.finish()
+
+
+class SampleStatistics(Members):
+    """Copies of a network with the same parameters and their own buffers: one for each sample, and one for the mean.
+
+    The last copy is the one in training. There are no members until `finish`, and then all copies have its buffers
+    until `BayesianModel.refresh_batchnorm` computes those of each.
+    """
+
+    mean_apart = True
+    finished: Tensor
+
+    def __init__(self, network: nn.Module, samples: int) -> None:
+        kept = {id(parameter): parameter for parameter in network.parameters()}
+        super().__init__([*(copy.deepcopy(network, dict(kept)) for _ in range(samples)), network])
+        self.register_buffer("finished", torch.zeros((), dtype=torch.bool))
+        self._count()
+
+    def _count(self) -> None:
+        """Read whether there are members, outside of compiled code."""
+        self.members = len(self.networks) - 1 if self.finished else None
+
+    @torch.no_grad()
+    def finish(self) -> None:
+        """Count the members from now on."""
+        self.finished.fill_(True)
+        for member in self.networks[:-1]:
+            for mine, last in zip(member.buffers(), self.networks[-1].buffers(), strict=True):
+                mine.copy_(last)
+        self._count()
+
+    def _load_from_state_dict(self, *args: Any, **kwargs: Any) -> None:
+        super()._load_from_state_dict(*args, **kwargs)
+        self._count()
+
+    def forward(self, draw: Draw | None, *args: Any, **kwargs: Any) -> Any:
+        """Run the network of one sample, or that of the mean or in training."""
+        place = -1 if draw is None or self.members is None else draw.number
+        return self.networks[place](*args, **kwargs)
+
+    def weight_names(self, name: str) -> list[str]:
+        """Return the names of a weight in all copies, which use the same one in a pass."""
+        return [f"networks.{number}.{name}" for number in range(len(self.networks))]
+
+    def plain(self) -> nn.Module:
+        """Return the network of the mean, or in training."""
+        return self.networks[-1]
+
+    def described_network(self) -> nn.Module:
+        """Return the network of the mean."""
+        return self.networks[-1]
+
+
+def _has_statistics(network: nn.Module) -> bool:
+    norms = (module for module in network.modules() if isinstance(module, nn.modules.batchnorm._BatchNorm))
+    return any(norm.track_running_stats for norm in norms)

@@ -73,7 +73,7 @@ def restrict(bnn: BayesianModel, rate: float, data: Iterable[Any] | None = None)
     restricted.method = _partial_method(method, rate if number else 0.0)
     # A calibration and a policy were fitted to more noise.
     restricted.moment_scale, restricted.moment_layers, restricted.policy = (1.0, 1.0), {}, None
-    restricted.moment_margin = (1.0, 1.0)
+    restricted.moment_margins = ()
     return restricted
 
 

@@ -92,11 +92,13 @@ class SSVI(SparseMethod):
     def paper(cls) -> Self:
         """Return the settings of the paper, but for the randomness of its initial σ; here all start at its mean.
 
-        The paper says that σ is sampled from a Gaussian with a small variance, but not with which one. Of its three
-        criteria of additions it takes the first, one sample of the weights on one batch, because the others do no
-        better; addition="samples" is the third.
+        The paper says that σ is sampled from a Gaussian with a small variance, but not with which one. Its default
+        criterion of additions is the first of three, one sample of the weights on one batch, because the others do no
+        better. addition="mean" is the second, and addition="samples" the third: it averages |gradient| over samples of
+        the weights, each on a batch of its own.
 
-        Its recipe is SGD with lr=0.01, temperature=0.01 and 200 epochs.
+        Its recipe is SGD with lr=0.01, temperature=0.01 and 200 epochs. `lb.fit` trains the stds by Adam, unless
+        scale_optimizer="sgd" is set.
         """
         return cls(densities="uniform", prior=Normal(0.005), init_std=6e-4, rule="local", samples=5)
 

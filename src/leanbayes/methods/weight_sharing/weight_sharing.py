@@ -107,9 +107,14 @@ class WeightSharing(SharingSettings, Method):
 
     @classmethod
     def paper(cls) -> Self:
-        """Return the settings that the paper prints. It prints no bounds for `merge_gradient` and `merge_variance`.
+        """Return the settings that the paper prints, and its sampling of weights (line 28 of Algorithm 1).
 
-        The fractions of the epochs are not from the paper.
+        The paper prints no bounds for `merge_gradient` and `merge_variance`, and no fractions of the epochs. Four
+        things differ from its text. Components merge by their moments, which equation 6 does not preserve. The KL
+        counts a Gaussian once for each of its weights, which equation 10 does not. The initial σ is a fraction of the
+        std of the layer; the paper draws it from a uniform distribution around 0, with negative values. And the prior
+        is N(0, 0.1²), which the paper has for networks that are not pretrained; prior=lb.Normal(center="pretrained") is
+        that around a trained network.
 
         Its recipe is SGD with lr=0.1, batch_size=256 and 250 epochs for the plain network.
         """
@@ -119,6 +124,7 @@ class WeightSharing(SharingSettings, Method):
             gradient_share=0.01,
             border=CHI2_95,
             merge_distance=1.5e-7,
+            sampling="hierarchical",
             pretrain=0.5,
             pretrain_std=0.25,
         )

@@ -12,6 +12,7 @@ from leanbayes.errors import UnsupportedOperation
 
 Correlation = Literal["common", "none"]
 Activations = Literal["exact", "taylor", "paper"]
+Maps = Literal["auto", "uniform", "independent"]
 
 PROBES = 64  # directions of common noise; the relative error of their total variance is about √(2/PROBES)
 TRAINING_PROBES = 8  # new ones at every step, so a few are enough

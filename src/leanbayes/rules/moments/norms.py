@@ -23,6 +23,7 @@ from leanbayes.rules.moments.registry import moment_rule, named, unsupported
 from leanbayes.rules.moments.value import Moments, shrunk, variance_dtype
 
 Value = Moments | Tensor
+_FAR = 1 / math.pi  # the share of the mean square of a rectified Gaussian that the square of its mean has
 
 
 def _as_moments(*values: Any) -> Moments:
@@ -144,11 +145,12 @@ def _normalized(
 
     With "exact", s² is the expected variance: that of the means plus that of the noise around its mean.
     """
-    size, v = math.prod([x.shape[dim] for dim in dims]), x.independent
     m, common = x.loc.to(variance_dtype(x.loc.dtype)), _per_example(x)
     center = m - m.mean(dims, keepdim=True) if centered else m
     without_noise = total = (center.square().mean(dims, keepdim=True) + eps).clamp_min(floor)
-    behind = [dim + 1 for dim in dims]
+    if common is not None and x.within.coherent and x.within.activations != "paper":
+        return _normalized_map(x, center, without_noise, common, dims, centered)
+    size, v, behind = math.prod([x.shape[dim] for dim in dims]), x.independent, [dim + 1 for dim in dims]
     if common is not None and centered:
         common = common - common.mean(behind, keepdim=True)
     lengths = None if common is None else common.square().sum(0)  # of the probes
@@ -160,8 +162,7 @@ def _normalized(
     scale = total.rsqrt()
     loc = center * scale
     if x.within.activations == "paper":  # equation 14: (γ/s)² v
-        paper = x.like_total(loc, v * scale.square(), None if common is None else common * scale)
-        return paper, torch.zeros_like(loc)
+        return x.follow(loc, scale), torch.zeros_like(loc)
     # The variance is a sum of terms with the factors 1, x̂ and x̂². Those of common noise have the same form.
     tilted = loc * v
     first = tilted.sum(dims, keepdim=True) * (2 / size**2) if centered else 0.0
@@ -177,6 +178,32 @@ def _normalized(
     own = torch.addcmul(own, loc, inner, out=spent(inner))
     own = torch.mul(torch.clamp_min(own, 0, out=spent(own)), scale.square(), out=spent(own))
     return x.like_total(loc, own, common), center * (scale - without_noise.rsqrt())
+
+
+def _normalized_map(
+    x: Moments, center: Tensor, without_noise: Tensor, common: Tensor, dims: list[int], centered: bool
+) -> tuple[Moments, Tensor]:
+    """Return the same in a coherent pass, given the deviation from the mean, and s² without noise.
+
+    All noise is in the probes there, as if it were the same at all positions, but it is so only for the share `_FAR` of
+    its variance. So a mean over positions takes no more than that share away. And the variance differs from position to
+    position: each element keeps the share of its own that the probes keep.
+    """
+    kept, size = common, math.prod([x.shape[dim] for dim in dims])
+    if centered:
+        over_positions = any([common.shape[dim + 1] == 1 != x.shape[dim] for dim in dims])
+        lost = 1 - math.sqrt(1 - _FAR) if over_positions else 1.0
+        kept = common - lost * common.mean([dim + 1 for dim in dims], keepdim=True)
+    lengths = kept.square().sum(0)
+    each = x.variance / common.square().sum(0).clamp_min(torch.finfo(center.dtype).tiny)
+    total = without_noise
+    if x.within.activations == "exact":
+        total = total + (each * lengths).mean(dims, keepdim=True)
+    scale = total.rsqrt()
+    loc = center * scale
+    kept, both, turns = _turned(kept, loc, scale, dims, x.within)
+    own = (lengths + loc * (loc * turns - 2 / size * both)).clamp_min(0)
+    return x.like_total(loc, each * own * scale.square(), kept), center * (scale - without_noise.rsqrt())
 
 
 def _per_example(x: Moments) -> Tensor | None:

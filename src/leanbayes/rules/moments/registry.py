@@ -6,7 +6,8 @@ from typing import Any, TypeVar
 
 import torch
 
-from leanbayes.core.tensor_like import TensorLike, scripted
+from leanbayes.core.explained import scripted
+from leanbayes.core.tensor_like import TensorLike
 from leanbayes.errors import LeanBayesError, UnsupportedOperation
 from leanbayes.rules.random_weight import is_linear_in_weight, linear_in_weight
 

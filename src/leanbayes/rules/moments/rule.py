@@ -9,12 +9,12 @@ import torch
 from torch import Tensor
 
 from leanbayes.core import noise
-from leanbayes.core.config import check_choices, configurable
+from leanbayes.core.config import check_choices, configurable, renamed
 from leanbayes.core.network import map_outputs, tensors_of
 from leanbayes.posteriors import Posterior
 from leanbayes.posteriors.base import SlotMoments
 from leanbayes.rules.base import PassContext, Rule, register_rule
-from leanbayes.rules.moments.context import CHANNELS, TRAINING_PROBES, Activations, Correlation, Pass, make_signs
+from leanbayes.rules.moments.context import CHANNELS, TRAINING_PROBES, Activations, Correlation, Maps, Pass, make_signs
 from leanbayes.rules.moments.correction import Correction
 from leanbayes.rules.moments.value import Moments, variance_dtype
 
@@ -35,9 +35,11 @@ class MomentPropagation(Rule):
         activations: "exact" uses the moments of an activation function of a Gaussian, "taylor" its slope at the mean.
             "paper" is "taylor" with equations 9 and 14 of VDP++: the variance of a softmax has no bound, and
             the statistics of a layer norm count as constants.
-        maps: Whether the noise of convolutions differs from pixel to pixel. None means: only if the network ends in a
-            convolution, so that its outputs have pixels. Otherwise the pixels are pooled, and maps do not help. If all
-            Bayesian weights are those of convolutions, the noise of neighboring pixels then counts as the same.
+        maps: The noise of pixels behind a convolution. "uniform" has one variance per channel, which is enough if
+            the pixels are pooled. "independent" has one per pixel. Both count the pixels as independent, apart from
+            what `correlation` keeps. "auto" is "uniform" if the outputs have no pixels, and otherwise "independent" or,
+            in evaluation mode, if all Bayesian weights are those of convolutions: one variance per pixel, and noise
+            that neighbors share.
 
     Example:
         >>> with bnn.using(leanbayes.rules.MomentPropagation(correlation="none")):
@@ -47,14 +49,14 @@ class MomentPropagation(Rule):
 
     correlation: Correlation = "common"
     activations: Activations = "exact"
-    maps: bool | None = None
+    maps: Maps = renamed("auto", values={None: "auto", True: "independent", False: "uniform"})  # noqa: RUF009
     name: ClassVar[str] = "moments"
     random: ClassVar[bool] = False
     needs_factorized: ClassVar[bool] = True
     needs_weights: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
-        check_choices(self, correlation=Correlation, activations=Activations)
+        check_choices(self, correlation=Correlation, activations=Activations, maps=Maps)
 
     @property
     def shared_noise(self) -> bool:  # type: ignore[override]
@@ -102,9 +104,10 @@ class MomentPropagation(Rule):
                 value.correction = Correction(*correction.unbind(0))
         first = next(tensors_of(context.inputs), None)
         within.rows = None if first is None or first.dim() == 0 else first.shape[0]
-        within.maps = context.dense_output if self.maps is None else self.maps
+        dense = context.dense_output and self.maps == "auto"
+        within.maps = dense or self.maps == "independent"
         plain = context.training or not context.convolutional  # tokens have other neighbors than pixels
-        within.coherent = context.dense_output and within.maps and self.correlation == "common" and not plain
+        within.coherent = dense and self.correlation == "common" and not plain
         within.counted = _counted_tokens(context.inputs)
 
     def position(self, values: Sequence[Any]) -> int:
