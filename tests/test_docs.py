@@ -146,7 +146,7 @@ def test_the_page_on_one_pass_runs(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(torch, "compile", functools.partial(torch.compile, backend=graph_only))
     names: dict[str, Any] = {}
-    first, compiled, adjoint = python_blocks(ROOT / "docs" / "one_pass.md")
+    first, compiled, adjoint, areas = python_blocks(ROOT / "docs" / "one_pass.md")
     exec(first, names)
     eager = names["bnn"].predict(names["x"], rule="moments", compile=False)
     exec(compiled.splitlines()[0], names)
@@ -155,6 +155,8 @@ def test_the_page_on_one_pass_runs(monkeypatch: pytest.MonkeyPatch) -> None:
     assert names["pred"].probs.equal(eager.probs)
     exec(adjoint, names)
     assert (names["pred"].margin_std > 0).all()
+    exec(areas, names)
+    assert (names["area"].stddev > 0).all()
 
 
 def test_the_page_on_partial_networks_runs(names: dict[str, Any]) -> None:

@@ -70,6 +70,7 @@ from leanbayes.methods.pbn.restriction import restrict
 from leanbayes.methods.pbn.sensitivity import Sensitivity, sensitivity
 from leanbayes.model.bayesian import BayesianModel
 from leanbayes.model.conversion import bayesianize
+from leanbayes.model.delta_method import delta_method
 from leanbayes.model.generation import Generation, generate
 from leanbayes.model.method import Method, Stage, Training
 from leanbayes.model.objective import elbo_loss
@@ -152,6 +153,7 @@ __all__ = [
     "choose_prior",
     "compress",
     "decide",
+    "delta_method",
     "elbo_loss",
     "evaluate",
     "export_onnx",

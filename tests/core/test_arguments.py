@@ -52,6 +52,7 @@ CALLS: dict[str, tuple[Callable[..., Any], dict[str, Any]]] = {
     "calibrate": (lb.calibrate, {"bnn": BNN, "batches": BATCHES, "to": "samples", "samples": 2, "generator": None,
                                  "layers": False, "layer_inputs": 4, "factors": True}),
     "choose_prior": (lb.choose_prior, {"bnn": FITTED, "batches": BATCHES, "samples": 2, "seed": 0}),
+    "delta_method": (partial(lb.delta_method, x=X, function=lambda y: y[:, 0]), {"bnn": BNN, "max_passes": 2}),
     "restrict": (lb.restrict, {"bnn": BNN, "rate": 0.5, "data": BATCHES}),
     "sensitivity": (lb.sensitivity, {"model": NETWORK, "batches": BATCHES, "kind": "fisher", "likelihood": None,
                                      "select": None, "seed": 0}),
