@@ -10,11 +10,12 @@ import torch
 import torch.nn.functional as F
 from network_cases import CASES, hf_cases
 from torch import Tensor, nn
+from torch.nn.grad import conv2d_weight
 
 import leanbayes as lb
 from leanbayes.core.counters import PeakMemory
 from leanbayes.core.network import call_with, output_tensor
-from leanbayes.rules import Adjoint, adjoint, linear_in_weight
+from leanbayes.rules import Adjoint, adjoint, example_gradients, linear_in_weight
 from leanbayes.rules.margins import margin_variances
 
 
@@ -154,6 +155,33 @@ def test_convolutions_with_unusual_settings() -> None:
     network = Circular()
     network(torch.randn(1, 2, 7, 6))
     check(make(network), torch.randn(3, 2, 7, 6, dtype=torch.float64))
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [{"padding": 1}, {"stride": 2, "padding": (2, 0)}, {"dilation": 2}, {"groups": 2, "padding": 1}, {"bias": False}],
+    ids=str,
+)
+def test_grouped_convolutions_give_the_gradients_of_examples(
+    settings: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In single precision on a CPU, layers with many pixels compute all examples in one convolution."""
+    calls: list[int] = []
+
+    def counted(*args: Any) -> Tensor:
+        calls.append(args[-1])
+        return conv2d_weight(*args)
+
+    monkeypatch.setattr(example_gradients, "conv2d_weight", counted)
+    layers = [nn.Conv2d(4, 6, 3, **settings), nn.Tanh(), nn.AdaptiveAvgPool2d(2), nn.Flatten(), nn.Linear(24, 3)]
+    exact, x = make(nn.Sequential(*layers)), torch.randn(3, 4, 20, 20)
+    bnn = lb.bayesianize(copy.deepcopy(exact.to_deterministic()).float(), lb.MeanField(init_std=0.1)).eval()
+    with torch.no_grad(), bnn.using("adjoint"):
+        found = bnn(x)
+    assert calls == [3 * settings.get("groups", 1)]
+    # Both have the same weights, and stds that are relative to them.
+    expected = brute_force(exact, x.double(), margin)
+    torch.testing.assert_close(2 * found.variance[:, 0].double(), expected, rtol=1e-4, atol=0)
 
 
 def test_transformers_with_sequences_first_inside() -> None:

@@ -92,12 +92,14 @@ class _Source:
 
     Attributes:
         std: σ of each element, from which the parts that layers use are derived.
+        variance: σ².
         within: The call.
         uses: How often layers use it.
         waiting: The uses whose δ is known in the current backward pass, each with σ of the part it used.
     """
 
     std: Tensor
+    variance: Tensor
     within: _Pass
     uses: int = 0
     waiting: list[tuple[Examples, Tensor]] = field(default_factory=list)
@@ -115,8 +117,8 @@ class _Source:
             return
         total = self.within.variance
         assert total is not None
-        std = (uses[0][1] if len(uses) == 1 else self.std).detach()
-        variance = std.to(total.dtype).square()
+        whole = len(uses) > 1 or uses[0][1] is self.std
+        variance = (self.variance if whole else uses[0][1].detach().square()).to(total.dtype)
         for start, end in _chunks(uses):
             parts = [(examples.part(start, end), std) for examples, std in uses]
             if len(parts) == 1:
@@ -166,18 +168,21 @@ class AdjointWeight(RandomWeight):
 
     rule = "adjoint"
 
-    def __init__(self, loc: Tensor, noise_part: Tensor, name: str, source: _Source | None = None) -> None:
-        self.loc, self.noise_part, self.name, self.source = loc, noise_part, name, source
+    def __init__(
+        self, loc: Tensor, noise_part: Tensor, name: str, variance: Tensor | None = None, source: _Source | None = None
+    ) -> None:
+        self.loc, self.noise_part, self.name, self.variance, self.source = loc, noise_part, name, variance, source
 
     def begin(self, within: _Pass) -> None:
         """Prepare a call of the network."""
         self.noise_part = self.noise_part.detach().requires_grad_()
-        self.source = _Source(self.noise_part, within)
+        variance = self.noise_part.detach().square() if self.variance is None else self.variance
+        self.source = _Source(self.noise_part, variance, within)
         within.weights.append(self.source)
 
     def like(self, loc: Tensor, noise_part: Tensor) -> "AdjointWeight":
         """Return a part of this weight."""
-        return AdjointWeight(loc, noise_part, self.name, self.source)
+        return AdjointWeight(loc, noise_part, self.name, source=self.source)
 
     def scaled(self, factor: Tensor | float) -> "AdjointWeight":
         """Multiply by a constant."""
@@ -330,10 +335,17 @@ class Adjoint(Rule):
         self.check(posterior)
         if with_kl:
             raise _unsupported("a training loss", 'give rule="adjoint" to predict after training')
-        layout = posterior.layout
-        means, stds = layout.split(posterior.mean()), layout.split(posterior.variance().sqrt())
-        slots = zip(means, stds, layout, posterior.random_slots(), strict=True)
-        return [AdjointWeight(m, s, slot.name) if random else m for m, s, slot, random in slots], None
+        known = posterior.slot_moments()
+        values: list[Any] = []
+        for number, (mean, variance) in enumerate(zip(known.means, known.variances, strict=True)):
+            if not posterior.random_slots()[number]:
+                values.append(mean)
+                continue
+            derived = {} if known.derived is None else known.derived[number]
+            if "std" not in derived:
+                derived["std"] = variance.sqrt()
+            values.append(AdjointWeight(mean, derived["std"], posterior.layout.slots[number].name, variance))
+        return values, None
 
     def begin(self, values: Sequence[Any], context: PassContext) -> None:
         """Record the calls of layers from now on."""

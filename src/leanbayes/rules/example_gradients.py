@@ -13,6 +13,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch.nn.grad import conv2d_weight
 
 from leanbayes.rules.random_weight import LinearUse
 
@@ -20,6 +21,7 @@ Factors = tuple[Tensor, Tensor]  # (examples, groups, outputs, positions) and (e
 PRODUCTS = (torch.matmul, torch.mm, Tensor.matmul, Tensor.mm, Tensor.__matmul__, torch.addmm, Tensor.addmm)
 _CONVS = {getattr(F, f"conv{dims}d"): dims for dims in (1, 2, 3)}
 _TRANSPOSED = {getattr(F, f"conv_transpose{dims}d"): dims for dims in (1, 2, 3)}
+POSITIONS, WEIGHTS = 64, 2304  # the fewest positions, and the most weights per position, of grouped convolutions
 CONVOLUTIONS = {**_CONVS, **_TRANSPOSED}  # each with its number of spatial dimensions
 
 
@@ -52,7 +54,7 @@ class Examples:
     def elements(self) -> int:
         """Return how many elements the gradient of one example needs, with the windows of a convolution."""
         windows = 0
-        if self.function in CONVOLUTIONS:
+        if self.function in CONVOLUTIONS and not self._groups_are_faster():
             small = self.delta if self.function in _CONVS else self.inputs[0]
             kernel = self.weight.shape[2:]
             channels = (self.inputs[0] if self.function in _CONVS else self.delta).shape[2]
@@ -63,6 +65,8 @@ class Examples:
         """Return Σ_w σ_w² g_w² of each example, for a gradient g of this call only."""
         if self.function is F.embedding:
             return self._squared_lookup(variance)
+        if self._groups_are_faster():
+            return weighted_squares(self._by_groups(), variance)
         factors = self._factors()
         if factors is not None and factors[0].shape[-1] == 1:  # one position: g² is the product of both squares
             delta, a = (_single(part.squeeze(-1)).square() for part in factors)
@@ -80,6 +84,8 @@ class Examples:
             flat = delta.new_zeros(len(self) * rows, delta.shape[2])
             flat.index_add_(0, (index.reshape(len(self), -1) + offset).flatten(), delta.flatten(0, 1))
             return flat.view(len(self), *self.weight.shape)
+        if self._groups_are_faster():
+            return self._by_groups()
         factors = self._factors()
         if factors is not None:
             return _product(factors).reshape(len(self), *self.weight.shape)
@@ -91,6 +97,30 @@ class Examples:
 
         pullback: Callable[[Tensor], tuple[Tensor]] = torch.func.vjp(call, self.weight.to(delta.dtype))[1]
         return pullback(delta)[0]
+
+    def _groups_are_faster(self) -> bool:
+        """Whether oneDNN computes the gradients as one grouped convolution, in which each example is a group."""
+        if self.function is not F.conv2d or self.delta.device.type != "cpu" or self.delta.shape[1] != 1:
+            return False
+        if self.delta.dtype is not torch.float32 or not torch.backends.mkldnn.is_available():
+            return False
+        settings = _convolution_settings(self.use.arguments, self.weight.shape[2:])
+        same = all(before == after for before, after in settings.padding)
+        return same and by_groups(math.prod(self.delta.shape[3:]), self.weight.shape)
+
+    def _by_groups(self) -> Tensor:
+        settings = _convolution_settings(self.use.arguments, self.weight.shape[2:])
+        rows, shape = len(self), self.weight.shape
+        gradients = conv2d_weight(
+            self.inputs[0].reshape(1, -1, *self.inputs[0].shape[3:]),
+            (rows * shape[0], *shape[1:]),
+            self.delta.reshape(1, -1, *self.delta.shape[3:]),
+            settings.stride,
+            [before for before, _ in settings.padding],
+            settings.dilation,
+            rows * self.use.arguments.get("groups", 1),
+        )
+        return gradients.view(rows, *shape)
 
     def _squared_lookup(self, variance: Tensor) -> Tensor:
         """Add the gradients of positions with the same index before squaring, without a gradient of all rows."""
@@ -117,6 +147,14 @@ class Examples:
             if windows.shape[-1] == math.prod(x.shape[3:]):
                 return _grouped(x, groups), _grouped(windows, groups)
         return None
+
+
+def by_groups(positions: int, weight: Sequence[int]) -> bool:
+    """Whether a grouped convolution is faster than a product of windows, by the pixels of its output and its weight.
+
+    It is not for kernels of one pixel, few pixels and many channels (`benchmarks/example_gradients.py`).
+    """
+    return math.prod(weight[2:]) > 1 and positions >= POSITIONS and math.prod(weight) <= WEIGHTS * positions
 
 
 def weighted_squares(gradients: Tensor, variance: Tensor) -> Tensor:
