@@ -1,4 +1,4 @@
-"""Tables of one pass in all its forms, from the files that one_pass_quality.py wrote."""
+"""Tables of one pass in all its forms, from the files that one_pass_quality.py and areas.py wrote."""
 
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
@@ -7,6 +7,15 @@ Cell = Callable[[dict[str, Any]], Any]
 DATA_NAMES = {"cifar10": "CIFAR-10", "cifar100": "CIFAR-100", "svhn": "SVHN"}
 MARGIN = "margin_log_correlation"
 KINDS = {"mutual_information": "MI", "entropy": "entropy", "max_probability": "max. prob."}
+
+AREAS: dict[str, tuple[str, str]] = {
+    "log corr.": ("log_correlation", ".3f"),
+    "within classes": ("log_correlation_within_classes", ".2f"),
+    "std ratio": ("std_ratio", ".2f"),
+    "log error": ("log_error", ".2f"),
+    "error of the mean": ("mean_error", ".2f"),
+    "× plain": ("over_plain", ".1f"),
+}
 
 MARGINS = "adjoint, 3 margins, mean of moments, corrected layers"
 FORMS = {"one pass": "moments", "corrected layers": "moments, corrected layers", "three margins": MARGINS}
@@ -56,6 +65,29 @@ def quality_tables(record: dict[str, Any]) -> str:
         reasons.setdefault(reason, []).append(name)
     lines += [f"\nLeft out: {'; '.join(names)} ({reason.rstrip('.')})." for reason, names in reasons.items()]
     return "\n".join(lines)
+
+
+def areas_table(records: Sequence[dict[str, Any]]) -> Iterator[str]:
+    """Format how close the stds of areas are to those of many samples, for each model, and what they cost."""
+    for record in records:
+        machine, cost = record["machine"], record["cost"]
+        where = ", ".join(machine["gpus"]) or f"{machine['processor']}, CPU time of one thread"
+        yield (
+            f"{_name(record)}, {record['images']} test images of {record['pixels']:,} pixels, {record['areas']} areas "
+            f"of {record['mean_area']:.0f} pixels with a std of {record['mean_std']:.1f} on average; the reference are "
+            f"{record['reference_samples']:,} samples; times of {cost['images']} images ({where}). "
+            f"`{record['command']}`"
+        )
+    lines = [f"| | {' | '.join(AREAS)} |", "|---|" + "---:|" * len(AREAS)]
+    for record in records:
+        over_plain = record["cost"]["over_plain"]
+        ways = record["ways"] | {"delta method, one area": {}}
+        for name, row in ways.items():
+            found = row | ({"over_plain": over_plain[name]} if name in over_plain else {})
+            cells = [format(found[key], form) if key in found else "" for key, form in AREAS.values()]
+            lines.append(f"| {record['title']}: {name} | {' | '.join(cells)} |")
+    if records:
+        yield "\n".join(lines)
 
 
 def _closeness(record: dict[str, Any]) -> list[str]:
