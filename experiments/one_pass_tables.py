@@ -9,10 +9,10 @@ MARGIN = "margin_log_correlation"
 KINDS = {"mutual_information": "MI", "entropy": "entropy", "max_probability": "max. prob."}
 
 AREAS: dict[str, tuple[str, str]] = {
-    "log corr.": ("log_correlation", ".3f"),
-    "within classes": ("log_correlation_within_classes", ".2f"),
+    "log corr.": ("log_correlation", ".4f"),
+    "within classes": ("log_correlation_within_classes", ".3f"),
     "std ratio": ("std_ratio", ".2f"),
-    "log error": ("log_error", ".2f"),
+    "log error": ("log_error", ".3f"),
     "error of the mean": ("mean_error", ".2f"),
     "× plain": ("over_plain", ".1f"),
 }

@@ -61,7 +61,7 @@ def test_each_way_is_compared_with_many_samples(file: Path, monkeypatch: pytest.
     monkeypatch.syspath_prepend(EXPERIMENTS)
     tables = list(runpy.run_path(str(EXPERIMENTS / "one_pass_tables.py"))["areas_table"]([record]))
     row = ways["delta method"]
-    cells = (format(row["log_correlation"], ".3f"), format(row["log_correlation_within_classes"], ".2f"))
+    cells = (format(row["log_correlation"], ".4f"), format(row["log_correlation_within_classes"], ".3f"))
     assert f"| unet: delta method | {cells[0]} | {cells[1]} | {row['std_ratio']:.2f} |" in tables[-1]
     assert record["command"] in tables[0]
 
