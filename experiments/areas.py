@@ -3,7 +3,7 @@
 python experiments/areas.py MODEL.safetensors --data CamVid --model unet --out FILE.json
 
 The area of a class is the sum of its probabilities over the pixels of an image. Each way gives the mean and the std of
-the area of each class in each test image. The reference are many samples; fewer samples, from another stream, are
+the area of each class in each test image. Many samples are the reference; fewer samples, from another stream, are
 compared with it too, and their metrics are means over separate groups of samples. "Independent pixels" adds up the
 variances of pixels in the reference, as if pixels were independent: this is what a map of variances says about an area.
 Classes with a mean area below one pixel are left out.

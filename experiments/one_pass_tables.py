@@ -74,7 +74,7 @@ def areas_table(records: Sequence[dict[str, Any]]) -> Iterator[str]:
         where = ", ".join(machine["gpus"]) or f"{machine['processor']}, CPU time of one thread"
         yield (
             f"{_name(record)}, {record['images']} test images of {record['pixels']:,} pixels, {record['areas']} areas "
-            f"of {record['mean_area']:.0f} pixels with a std of {record['mean_std']:.1f} on average; the reference are "
+            f"of {record['mean_area']:.0f} pixels with a std of {record['mean_std']:.1f} on average; compared with "
             f"{record['reference_samples']:,} samples; times of {cost['images']} images ({where}). "
             f"`{record['command']}`"
         )
