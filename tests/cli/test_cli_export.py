@@ -61,6 +61,16 @@ def test_a_file_has_normalization_classes_and_thresholds(cli: Cli, digits: Path)
     assert decode(json.loads(found["policy"])) == load_run(Path("run")).policy
 
 
+def test_a_run_is_exported_by_another_rule(cli: Cli, digits: Path) -> None:
+    output = cli("export", digits, "a.onnx", "--rule", "adjoint", "--no-check")
+    assert output.out.endswith("to mean, variance, probs, expected_entropy, margin_std, not checked\n")
+    x = torch.randn(3, 1, 8, 8)
+    session = onnxruntime.InferenceSession("a.onnx", providers=["CPUExecutionProvider"])
+    (found,) = session.run(["margin_std"], {session.get_inputs()[0].name: x.numpy()})
+    wanted = load_run(digits).predict(x, rule="adjoint").margin_std
+    torch.testing.assert_close(torch.from_numpy(found), wanted, rtol=1e-4, atol=1e-5)
+
+
 def test_mistakes_are_reported_in_one_sentence(cli: Cli, digits: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     cli("fit", "deterministic", *TOY, "--out", "plain")
     shutil.copytree(digits, "run")
@@ -68,6 +78,7 @@ def test_mistakes_are_reported_in_one_sentence(cli: Cli, digits: Path, monkeypat
     for words, sentence in (
         (("nowhere", "a.onnx"), "There is no run in nowhere"),
         (("plain", "a.onnx"), "Deterministic has no Bayesian weights"),
+        (("run", "a.onnx", "--rule", "local"), "export with 'moments' or 'adjoint'"),
         (("run", "nowhere/a.onnx"), "Cannot write nowhere/a.onnx"),
     ):
         output = cli("export", *words, code=1)

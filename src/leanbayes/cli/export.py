@@ -25,17 +25,20 @@ class ExportOptions:
 
     The file takes any number of examples, prepared as in training: normalized images or standardized tables. Its
     metadata say how (normalize), and have the names of the classes, the units of the outputs, and the policy if decide
-    has fitted one with --rule moments. For a table, the outputs are in units of the target's std.
+    has fitted one with the same --rule. For a table, the outputs are in units of the target's std.
 
     Attributes:
         run: folder of the run.
         out: file to write, such as model.onnx.
+        rule: moments, or adjoint, which ranks inputs better and takes longer, also with settings, such as
+            adjoint:mean=moments,margins=3.
         check: run the file with onnxruntime, if it is installed, and compare its outputs with torch.
         json: print JSON instead of a sentence.
     """
 
     run: RunFolder
     out: OnnxFile
+    rule: str = "moments"
     check: bool = True
     json: bool = False
 
@@ -55,7 +58,7 @@ def _export(options: ExportOptions) -> None:
         sys.stderr.isatty(),
         f"Writing the graph of {run.record['config']['model']['name']}: a large network takes some minutes ...",
     )
-    file = export_onnx(run.model, options.out, example, metadata=metadata, check=options.check)
+    file = export_onnx(run.model, options.out, example, rule=options.rule, metadata=metadata, check=options.check)
     if options.json:
         found = {"file": str(file.path), "bytes": file.bytes, "inputs": file.inputs, "outputs": file.outputs}
         print(json_text({"run": str(options.run), **found, "error": file.error}))

@@ -1,11 +1,12 @@
-"""Export one pass by moments as an ONNX file or a torch.export program, which need neither Python nor leanbayes.
+"""Export one pass by `moments` or `adjoint` as an ONNX file or a torch.export program, which need no leanbayes.
 
 The graph takes any number of examples. Its outputs, in single precision, are
 
     mean, variance       of the network's outputs (of the logits for classes), calibrated if the model is;
-    probs                for classes and yes/no outputs: equal to `bnn.predict(x, rule="moments").probs`;
+    probs                for classes and yes/no outputs: equal to those of `bnn.predict(x, rule=...)`;
     expected_entropy     for them: the aleatoric uncertainty in nats, as that of the prediction;
-    epistemic_variance   for regression: the part of `variance` that comes from the model, not from noise in the data.
+    epistemic_variance   for regression: the part of `variance` that comes from the model, not from noise in the data;
+    margin_std           for classes by `adjoint`: the std of the difference of the two largest logits.
 
 The metadata of an ONNX file (`metadata_props`, which every runtime can read) say what it needs and what its outputs
 mean: `units`, the `policy` with its thresholds, and what the caller adds, such as `classes` and `normalize`.
@@ -29,16 +30,13 @@ from torch import Tensor
 from leanbayes.core import config
 from leanbayes.core.arguments import checked
 from leanbayes.core.files import written_whole
-from leanbayes.core.network import map_rows
 from leanbayes.core.version import __version__
-from leanbayes.deploy.one_pass_graph import OnePassGraph, example_tensors
-from leanbayes.errors import LeanBayesError, RuleMismatchWarning, missing_package
+from leanbayes.deploy.one_pass_graph import ROWS, TOLERANCE, OnePassGraph, example_tensors, first_line, with_rows
+from leanbayes.errors import LeanBayesError, RuleMismatchWarning, UnsupportedOperation, missing_package
 from leanbayes.model.bayesian import BayesianModel
 from leanbayes.rules import Rule
 
-TOLERANCE = 1e-4  # of the file's outputs, relative to the largest output
 _LARGEST_FILE = 2 * 2**30  # bytes that an ONNX file can hold
-_ROWS = 11  # examples to trace with; a prime, so that no other size equals it by chance
 
 
 @dataclass(frozen=True)
@@ -75,17 +73,20 @@ def export_onnx(
     metadata: Mapping[str, Any] | None = None,
     check: bool = True,
 ) -> Exported:
-    """Write one pass by moments to an ONNX file, which needs neither Python nor leanbayes.
+    """Write one pass to an ONNX file, which needs neither Python nor leanbayes.
 
     The outputs of the file are `mean` and `variance`, with `probs` and `expected_entropy` for classes and yes/no
-    outputs, and `epistemic_variance` for regression. Its metadata have the `units` of the outputs, and the `policy` of
-    the model, if `lb.decide.fit` has fitted one to predictions with this rule.
+    outputs, `margin_std` for classes by "adjoint", and `epistemic_variance` for regression. Its metadata have the
+    `units` of the outputs, and the `policy` of the model, if `lb.decide.fit` has fitted one to predictions with this
+    rule.
 
     Args:
         bnn: The trained model. It is not changed.
         path: The file to write. It is replaced at once: a crash or a full disk leaves an older file intact.
         example: A batch, as for `predict`. The file takes any number of examples; all other sizes are fixed.
-        rule: "moments", or `leanbayes.rules.MomentPropagation` with settings.
+        rule: "moments" or "adjoint", also with settings: "adjoint:mean=moments,margins=3",
+            `leanbayes.rules.MomentPropagation` or `leanbayes.rules.Adjoint`. The backward passes of "adjoint" are a
+            part of the file. It needs memory for the gradient of the largest layer, separately for each example.
         metadata: More entries of the file's metadata: strings, or values that are stored as JSON. By convention
             "classes" has the names of the classes, and "normalize" the mean and std of inputs.
         check: Whether to compare the file with torch, on the example and on another number of examples, if onnxruntime
@@ -97,6 +98,7 @@ def export_onnx(
     Raises:
         LeanBayesError: A package is missing, the model has no Bayesian weights, the network cannot be traced or
             translated, the file differs from torch, or it cannot be written.
+        UnsupportedOperation: The rule does not know an operation, or ONNX has none for its gradient.
 
     Warns:
         RuleMismatchWarning: The policy was fitted to other predictions, so the file does not have it.
@@ -128,12 +130,12 @@ def export_onnx(
 
 @checked("bnn")
 def export_program(bnn: BayesianModel, example: Any, *, rule: str | Rule = "moments") -> torch.export.ExportedProgram:
-    """Return one pass by moments as a torch.export program.
+    """Return one pass as a torch.export program.
 
     Args:
         bnn: The trained model. It is not changed.
         example: A batch, as for `predict`. The program takes any number of examples; all other sizes are fixed.
-        rule: "moments", or `leanbayes.rules.MomentPropagation` with settings.
+        rule: "moments" or "adjoint", also with settings, as for `lb.export_onnx`.
 
     Returns:
         The program. Its `.module()` takes the tensors of the example as arguments, those of a dict in their order, and
@@ -155,6 +157,7 @@ def _metadata(bnn: BayesianModel, made: Rule, outputs: Sequence[str], given: Map
     classes = "probs" in outputs
     units = {"mean": "logits", "variance": "logits²"} if classes else {"mean": "target", "variance": "target²"}
     units |= {"probs": "probability", "expected_entropy": "nats", "epistemic_variance": "target²"}
+    units["margin_std"] = "logits"
     known: dict[str, Any] = {
         "leanbayes": __version__,
         "method": type(bnn.method).__name__,
@@ -187,11 +190,6 @@ def _as_text(value: Any) -> str:
 # -- tracing and translation ------------------------------------------------------------------------------------------
 
 
-def _with_rows(inputs: Sequence[Tensor], rows: int) -> tuple[Tensor, ...]:
-    """Repeat the examples of a batch until there are `rows` of them."""
-    return tuple(map_rows(lambda tensor: tensor[torch.arange(rows) % len(tensor)], list(inputs), len(inputs[0])))
-
-
 def _dynamic(inputs: Sequence[Tensor], batch: Any) -> dict[str, Any]:
     """Return which inputs have the number of examples as their first size, in the form of torch.export."""
     rows = len(inputs[0])
@@ -203,16 +201,12 @@ def _trace(graph: OnePassGraph, inputs: Sequence[Tensor]) -> torch.export.Export
     dynamic = _dynamic(inputs, torch.export.Dim.DYNAMIC(min=1))
     try:
         with torch.no_grad(), _quiet():
-            return torch.export.export(graph, _with_rows(inputs, _ROWS), dynamic_shapes=dynamic, strict=False)
+            return torch.export.export(graph, with_rows(inputs, ROWS), dynamic_shapes=dynamic, strict=False)
     except Exception as error:
         raise LeanBayesError(
-            f"torch.export cannot trace the network for any number of examples ({_first_line(error)}): "
+            f"torch.export cannot trace the network for any number of examples ({first_line(error)}): "
             "change what depends on the data or on their number, such as len(x), which x.shape[0] can replace."
         ) from error
-
-
-def _first_line(error: Exception) -> str:
-    return str(error).strip().partition("\n")[0].rstrip(".")
 
 
 def _onnx_model(
@@ -224,6 +218,14 @@ def _onnx_model(
 ) -> bytes:
     """Translate a program to ONNX, without the exporter's notes about the source code."""
     einsum = torch.ops.aten.einsum.default
+    called = [str(node.target) for node in program.graph.nodes if node.op == "call_function"]  # such as aten.add.Tensor
+    unknown = next((name for name in called if "_backward" in name), None)
+    if unknown is not None:
+        name = unknown.split(".")[1].partition("_backward")[0].strip("_")
+        raise UnsupportedOperation(
+            f"There is no ONNX operation for the gradient of {name}: export with rule='moments', use "
+            "lb.export_program, or replace the operation."
+        )
     try:
         with _quiet():
             if any(node.target is einsum for node in program.graph.nodes):
@@ -234,7 +236,7 @@ def _onnx_model(
             )
     except Exception as error:
         raise LeanBayesError(
-            f"torch.onnx cannot translate the network ({_first_line(error)}): use lb.export_program, or change the "
+            f"torch.onnx cannot translate the network ({first_line(error)}): use lb.export_program, or change the "
             "operation that it names."
         ) from error
     assert made is not None
@@ -285,14 +287,14 @@ def _check(graph: OnePassGraph, path: Path, inputs: Sequence[Tensor], names: Seq
 
     worst = 0.0
     for rows in (len(inputs[0]), len(inputs[0]) + 1):
-        batch = _with_rows(inputs, rows)
+        batch = with_rows(inputs, rows)
         feed = {name: tensor.contiguous().numpy() for name, tensor in zip(names, batch, strict=True)}
         try:
             session = onnxruntime.InferenceSession(str(path), providers=["CPUExecutionProvider"])
             found = session.run(None, feed)
         except Exception as error:  # onnxruntime has no common base class
             raise LeanBayesError(
-                f"onnxruntime cannot run the file ({_first_line(error)}): use lb.export_program, or check=False."
+                f"onnxruntime cannot run the file ({first_line(error)}): use lb.export_program, or check=False."
             ) from error
         for result, (name, wanted) in zip(found, graph.run(batch).items(), strict=True):
             off = ((torch.from_numpy(result) - wanted).abs().max() / wanted.abs().max().clamp_min(1e-30)).item()

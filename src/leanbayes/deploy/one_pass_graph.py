@@ -1,13 +1,14 @@
-"""One pass by moments as a plain `nn.Module`, which torch.export can trace: its outputs by name.
+"""One pass by `moments` or `adjoint` as a plain `nn.Module`, which torch.export can trace: its outputs by name.
 
 For classes and yes/no outputs: `mean`, `variance` (of the logits), `probs` and `expected_entropy` (the noise in the
 data; the entropy of `probs` minus it is the mutual information). For regression: `mean`, `variance` (the total) and
-`epistemic_variance` (the part of the model).
+`epistemic_variance` (the part of the model). By `adjoint` classes also have `margin_std`, the std of the difference of
+the two largest logits.
 """
 
 import copy
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -15,7 +16,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from leanbayes.core import noise
-from leanbayes.core.network import call_with, check_readable, output_tensor
+from leanbayes.core.network import call_with, check_readable, map_rows, output_tensor
+from leanbayes.deploy.gradient_graph import gradient_graph
 from leanbayes.errors import LeanBayesError
 from leanbayes.likelihoods import Bernoulli, Categorical, Gaussian, HeteroscedasticGaussian, Likelihood
 from leanbayes.likelihoods.expectations import (
@@ -29,9 +31,11 @@ from leanbayes.likelihoods.expectations import (
 from leanbayes.model.bayesian import BayesianModel
 from leanbayes.model.draw import Draw
 from leanbayes.posteriors import Posterior
-from leanbayes.rules import MomentPropagation, Moments, Rule
-from leanbayes.rules.moments.context import Pass
+from leanbayes.posteriors.base import SlotMoments
+from leanbayes.rules import Adjoint, MomentPropagation, Moments, Rule
 
+TOLERANCE = 1e-4  # of outputs, relative to the largest output
+ROWS = 11  # examples to trace with; a prime, so that no other size equals it by chance
 _ELEMENTS = 1 << 22  # numbers per example to sample at once
 
 
@@ -50,20 +54,11 @@ class _KnownMoments(Posterior):
         """Whether each parameter has any variance."""
         return self._random
 
-    def parts(self) -> Iterator[tuple[Tensor, Tensor | None]]:
-        """Mean and variance of each parameter; the variance of deterministic parameters is None."""
-        for number, random in enumerate(self._random):
-            yield getattr(self, f"mean_{number}"), getattr(self, f"variance_{number}") if random else None
-
-
-class _KnownMomentPropagation(MomentPropagation):
-    """Moment propagation from known means and variances."""
-
-    def weights(self, posterior: Posterior, key: Tensor, with_kl: bool) -> tuple[Sequence[Any], Tensor | None]:
-        assert isinstance(posterior, _KnownMoments)
-        within = Pass(self.correlation, self.activations)
-        parts = posterior.parts()
-        return [mean if variance is None else Moments(mean, variance, within=within) for mean, variance in parts], None
+    def slot_moments(self) -> SlotMoments:
+        """Return mean and variance of each parameter; rules do not read the variance of deterministic ones."""
+        means = [getattr(self, f"mean_{number}") for number in range(len(self._random))]
+        kinds = ["variance" if random else "mean" for random in self._random]
+        return SlotMoments(means, [getattr(self, f"{kind}_{number}") for number, kind in enumerate(kinds)], None)
 
 
 class OnePassGraph(nn.Module):
@@ -80,15 +75,20 @@ class OnePassGraph(nn.Module):
             )
         inputs = example_tensors(example)
         made = bnn.method.make_rule(rule)
-        if not isinstance(made, MomentPropagation):
-            raise LeanBayesError(f"The rule {made.name!r} gives no variance in one pass: export with 'moments'.")
+        if not isinstance(made, MomentPropagation | Adjoint):
+            raise LeanBayesError(
+                f"The rule {made.name!r} gives no variance in one pass: export with 'moments' or 'adjoint'."
+            )
         made.check(bnn.posterior)
         self.names = list(example) if isinstance(example, Mapping) else None
         with torch.inference_mode(False), torch.no_grad():
             model = copy.deepcopy(bnn, {id(bnn.posterior): _KnownMoments(bnn.posterior)})
         self.model = model.to("cpu").float().eval().requires_grad_(False)
-        self.model.rule = _KnownMomentPropagation(made.correlation, made.activations, made.maps)
+        self.model.rule = made
         self.key = noise.make_key(0)  # one pass uses no noise
+        self.gradients: torch.fx.GraphModule | None = None  # the pass, if it computes gradients
+        if made.needs_graph:
+            self.gradients = self._traced(inputs)
         self.register_buffer("logit_noise", None)
         if isinstance(bnn.likelihood, Categorical):
             with torch.no_grad():
@@ -98,15 +98,56 @@ class OnePassGraph(nn.Module):
             self.logit_noise = logit_noise(*noise_settings(loc, directions)).float()
 
     def forward(self, *inputs: Tensor) -> dict[str, Tensor]:
-        return _outputs(self.model.likelihood, self._moments(*inputs), self.logit_noise)
+        likelihood, output = self.model.likelihood, self._moments(*inputs)
+        outputs = _outputs(likelihood, output, self.logit_noise)
+        if self.gradients is not None and isinstance(likelihood, Categorical):
+            outputs["margin_std"] = likelihood.margin_variance(output).sqrt()
+        return outputs
 
     def _moments(self, *inputs: Tensor) -> Moments:
+        if self.gradients is None:
+            return self._call(*inputs)
+        rule, output = self.model.current_rule, Moments(*self.gradients(*inputs))
+        if rule.mean_rule is None:
+            return output
+        with self.model.using(rule.mean_rule):
+            first = self._call(*inputs)
+        combined: Moments = rule.combined(output, first, self.model.class_dim, self.model.moment_margins)
+        return combined
+
+    def _call(self, *inputs: Tensor) -> Moments:
+        """Call the network by its current rule."""
         args: Any = inputs if self.names is None else dict(zip(self.names, inputs, strict=True))
         output = output_tensor(call_with(self.model, args, _draw=Draw(self.key)))
         if not isinstance(output, Moments):
             raise LeanBayesError("The output does not depend on a Bayesian weight: there is no variance to export.")
         self.model.likelihood.check_output(output)
         return output
+
+    def _parts(self, *inputs: Tensor) -> tuple[Tensor, ...]:
+        """Return the mean, the independent variance, and the common noise if there is some, of a call."""
+        with torch.no_grad():
+            output = self._call(*inputs).plain()
+        return output.loc, output.independent, *([] if output.common is None else [output.common])
+
+    def _traced(self, inputs: Sequence[Tensor]) -> torch.fx.GraphModule:
+        """Return the current pass with its gradients as a graph, after a comparison with the pass itself."""
+        inputs = with_rows(inputs, ROWS)
+        wanted = self._parts(*inputs)  # raises a clear error for operations that the rule does not know
+        try:
+            graph = gradient_graph(self._parts, inputs)
+        except Exception as error:
+            raise LeanBayesError(
+                f"The backward pass cannot be traced for any number of examples ({first_line(error)}): export with "
+                "rule='moments', or change what depends on the data."
+            ) from error
+        for found, value in zip(graph(*inputs), wanted, strict=True):
+            if not (found - value).abs().max() <= TOLERANCE * value.abs().max():
+                raise LeanBayesError(
+                    "The traced backward pass differs from the pass itself, so something in the network depends on the "
+                    "values of its inputs: export with rule='moments'."
+                )
+        return graph
 
     def run(self, inputs: Sequence[Tensor]) -> dict[str, Tensor]:
         """Compute the outputs without a graph."""
@@ -157,6 +198,16 @@ def _probability_and_entropy(logits: Tensor) -> tuple[Tensor, Tensor]:
     """Return the sigmoid, and the entropy of a yes with this probability."""
     yes = logits.sigmoid()
     return yes, yes * F.softplus(-logits) + (1 - yes) * F.softplus(logits)
+
+
+def with_rows(inputs: Sequence[Tensor], rows: int) -> tuple[Tensor, ...]:
+    """Repeat the examples of a batch until there are `rows` of them."""
+    return tuple(map_rows(lambda tensor: tensor[torch.arange(rows) % len(tensor)], list(inputs), len(inputs[0])))
+
+
+def first_line(error: Exception) -> str:
+    """Return the first line of the message of an error, without a period."""
+    return str(error).strip().partition("\n")[0].rstrip(".")
 
 
 def example_tensors(example: Any) -> list[Tensor]:

@@ -113,6 +113,10 @@ class Categorical(Likelihood[ClassPrediction]):
             margin_std = _margin_variance(loc, variance, common).sqrt()
         return self.prediction_type(1, None, probs.movedim(-1, self.class_dim), entropy, self.class_dim, margin_std)
 
+    def margin_variance(self, output: Moments) -> Tensor:
+        """Return the variance of the difference of the two largest mean logits, without the dimension of classes."""
+        return _margin_variance(*self.logit_moments(output))
+
     def compiles(self, output: Moments) -> bool:
         """Whether there are few logits, or a kernel for all samples of them."""
         loc, _, common = self.logit_moments(output)

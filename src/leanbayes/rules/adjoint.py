@@ -139,10 +139,13 @@ class _Source:
 def _chunks(uses: Sequence[tuple[Examples, Tensor]]) -> Iterator[tuple[int, int]]:
     """Yield ranges of examples whose gradients have a bounded number of elements."""
     first = uses[0][0]
+    if isinstance(first.rows, torch.SymInt):  # a graph for any number of examples has no loop over them
+        yield 0, first.rows
+        return
     most = _ELEMENTS.get(first.delta.device.type, _MOST_ELEMENTS)
     step = max(1, most // max(sum(examples.elements() for examples, _ in uses), 1))
-    for start in range(0, len(first), step):
-        yield start, min(start + step, len(first))
+    for start in range(0, first.rows, step):
+        yield start, min(start + step, first.rows)
 
 
 class _Tap(torch.autograd.Function):
@@ -364,7 +367,7 @@ class Adjoint(Rule):
             )
         root = torch.zeros((), device=tensors[0].device, requires_grad=True)
         memory = {tensor.untyped_storage()._cdata for tensor in tensors}
-        context.state = within = _Pass(len(tensors[0]), context.batch_first, memory, root)
+        context.state = within = _Pass(tensors[0].shape[0], context.batch_first, memory, root)
         for value in random:
             value.begin(within)
 
@@ -374,7 +377,7 @@ class Adjoint(Rule):
         loc = main.detach()
         moments = Moments(loc, torch.zeros((), dtype=variance_dtype(loc.dtype), device=loc.device).expand(loc.shape))
         if within is not None:
-            if loc.dim() == 0 or len(loc) != within.rows:
+            if loc.dim() == 0 or loc.shape[0] != within.rows:
                 raise _unsupported(
                     f"an output of shape {tuple(loc.shape)} for {within.rows} examples",
                     "return one output per example",

@@ -43,8 +43,10 @@ class Examples:
     inputs: Sequence[Tensor]
     delta: Tensor
 
-    def __len__(self) -> int:
-        return len(self.delta)
+    @property
+    def rows(self) -> int:
+        """The number of examples; a symbol while a graph is traced for any number of them."""
+        return self.delta.shape[0]
 
     def part(self, start: int, end: int) -> "Examples":
         """Return the call for some of the examples."""
@@ -79,16 +81,16 @@ class Examples:
         """Return the gradient of each example, (examples, *shape of the weight)."""
         if self.function is F.embedding:
             (index,), rows = self.inputs, len(self.weight)
-            delta = _single(self.delta).reshape(len(self), -1, self.weight.shape[1])
-            offset = rows * torch.arange(len(self), device=index.device).unsqueeze(1)
-            flat = delta.new_zeros(len(self) * rows, delta.shape[2])
-            flat.index_add_(0, (index.reshape(len(self), -1) + offset).flatten(), delta.flatten(0, 1))
-            return flat.view(len(self), *self.weight.shape)
+            delta = _single(self.delta).reshape(self.rows, -1, self.weight.shape[1])
+            offset = rows * torch.arange(self.rows, device=index.device).unsqueeze(1)
+            flat = delta.new_zeros(self.rows * rows, delta.shape[2])
+            flat.index_add_(0, (index.reshape(self.rows, -1) + offset).flatten(), delta.flatten(0, 1))
+            return flat.view(self.rows, *self.weight.shape)
         if self._groups_are_faster():
             return self._by_groups()
         factors = self._factors()
         if factors is not None:
-            return _product(factors).reshape(len(self), *self.weight.shape)
+            return _product(factors).reshape(self.rows, *self.weight.shape)
         return torch.func.vmap(self._gradient)(tuple(self.inputs), self.delta)
 
     def _gradient(self, inputs: tuple[Tensor, ...], delta: Tensor) -> Tensor:
@@ -102,15 +104,16 @@ class Examples:
         """Whether oneDNN computes the gradients as one grouped convolution, in which each example is a group."""
         if self.function is not F.conv2d or self.delta.device.type != "cpu" or self.delta.shape[1] != 1:
             return False
+        if isinstance(self.rows, torch.SymInt):  # then the number of groups would be unknown
+            return False
         if self.delta.dtype is not torch.float32 or not torch.backends.mkldnn.is_available():
             return False
         settings = _convolution_settings(self.use.arguments, self.weight.shape[2:])
-        same = all(before == after for before, after in settings.padding)
-        return same and by_groups(math.prod(self.delta.shape[3:]), self.weight.shape)
+        return settings.same and by_groups(math.prod(self.delta.shape[3:]), self.weight.shape)
 
     def _by_groups(self) -> Tensor:
         settings = _convolution_settings(self.use.arguments, self.weight.shape[2:])
-        rows, shape = len(self), self.weight.shape
+        rows, shape = self.rows, self.weight.shape
         gradients = conv2d_weight(
             self.inputs[0].reshape(1, -1, *self.inputs[0].shape[3:]),
             (rows * shape[0], *shape[1:]),
@@ -124,7 +127,7 @@ class Examples:
 
     def _squared_lookup(self, variance: Tensor) -> Tensor:
         """Add the gradients of positions with the same index before squaring, without a gradient of all rows."""
-        index = self.inputs[0].reshape(len(self), -1)
+        index = self.inputs[0].reshape(self.rows, -1)
         delta = _single(self.delta).reshape(*index.shape, -1)
         same = (index.unsqueeze(1) == index.unsqueeze(2)).to(delta.dtype)
         return (variance[index] * delta * (same @ delta)).sum((1, 2))
@@ -172,7 +175,7 @@ def _product(factors: Factors) -> Tensor:
 
 def _columns(x: Tensor) -> Tensor:
     """Return values (examples, ..., channels) as (examples, 1, channels, positions)."""
-    return x.reshape(len(x), 1, -1, x.shape[-1]).mT
+    return x.reshape(x.shape[0], 1, -1, x.shape[-1]).mT
 
 
 def _grouped(x: Tensor, groups: int) -> Tensor:
@@ -188,6 +191,11 @@ class _Convolution:
     stride: tuple[int, ...]
     dilation: tuple[int, ...]
     padding: tuple[tuple[int, int], ...]
+
+    @property
+    def same(self) -> bool:
+        """Whether the padding is the same on both sides."""
+        return all(before == after for before, after in self.padding)
 
 
 def _convolution_settings(arguments: dict[str, Any], kernel: Sequence[int]) -> _Convolution:
@@ -209,10 +217,13 @@ def _convolution_settings(arguments: dict[str, Any], kernel: Sequence[int]) -> _
 
 def _windows(x: Tensor, settings: _Convolution) -> Tensor:
     """Return the windows of (examples, rows, channels, ...) as (examples, rows, channels · kernel, positions)."""
-    dims = len(settings.kernel)
-    x = F.pad(x, [size for pair in reversed(settings.padding) for size in pair])
+    dims, padding = len(settings.kernel), (0,) * len(settings.kernel)
+    if dims == 2 and settings.same:
+        padding = tuple([before for before, _ in settings.padding])
+    elif any(size for pair in settings.padding for size in pair):
+        x = F.pad(x, [size for pair in reversed(settings.padding) for size in pair])
     if dims == 2:  # faster than the copy below
-        columns = F.unfold(x.flatten(0, 1), settings.kernel, settings.dilation, stride=settings.stride)
+        columns = F.unfold(x.flatten(0, 1), settings.kernel, settings.dilation, padding, settings.stride)
         return columns.unflatten(0, x.shape[:2])
     for dim, (size, stride, dilation) in enumerate(
         zip(settings.kernel, settings.stride, settings.dilation, strict=True), 3

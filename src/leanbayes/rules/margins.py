@@ -86,7 +86,7 @@ def with_margin_variances(
     output = output.plain()
     independent = output.independent.expand_as(output.loc).movedim(class_dim, -1)
     probe_dim = class_dim + 1 if class_dim >= 0 else class_dim
-    common = independent.new_zeros(0, *independent.shape)
+    common = None
     if output.common is not None:
         common = output.common.expand(-1, *output.loc.shape).movedim(probe_dim, -1).to(independent.dtype)
     with torch.autocast(independent.device.type, enabled=False):
@@ -95,7 +95,7 @@ def with_margin_variances(
 
 
 def _changed(
-    independent: Tensor, common: Tensor, variances: Tensor, classes: Tensor, fit: MarginFit
+    independent: Tensor, common: Tensor | None, variances: Tensor, classes: Tensor, fit: MarginFit
 ) -> tuple[Tensor, Tensor]:
     """Return the independent variance and the common noise of `with_margin_variances`."""
     covariance = margin_covariance(independent, common, classes)
@@ -107,16 +107,18 @@ def _changed(
 
     own = independent.gather(-1, classes).unsqueeze(-1)
     units = F.one_hot(classes, independent.shape[-1]).to(own)  # (..., K + 1, classes)
-    margins = _margins(common, classes)
-    with_margins = (own[..., :1, :] * units[..., :1, :] - own[..., 1:, :] * units[..., 1:, :]).mT
-    with_margins = with_margins + torch.einsum("z...c,z...k->...ck", common, margins)  # C·D
+    margins = None if common is None else _margins(common, classes)
+    with_margins = (own[..., :1, :] * units[..., :1, :] - own[..., 1:, :] * units[..., 1:, :]).mT  # C·D
+    if common is not None and margins is not None:
+        with_margins = with_margins + torch.einsum("z...c,z...k->...ck", common, margins)
     change = with_margins @ (_inverse(covariance) * (gains - 1).unsqueeze(-2))
-    common = common + torch.einsum("...ck,z...k->z...c", change, margins)
     # The independent noise of the logits of the margins is shared by all logits now.
     noise = own.sqrt() * (units + torch.cat([change.sum(-1, keepdim=True), -change], -1).mT)
-    common = torch.cat([common, noise.movedim(-2, 0)]) * scale
+    parts = [noise.movedim(-2, 0)]
+    if common is not None and margins is not None:
+        parts.insert(0, common + torch.einsum("...ck,z...k->z...c", change, margins))
     independent = independent.scatter(-1, classes, 0.0) * scale.square()
-    return independent, common
+    return independent, torch.cat(parts) * scale
 
 
 def _inverse(covariance: Tensor) -> Tensor:
@@ -126,4 +128,15 @@ def _inverse(covariance: Tensor) -> Tensor:
     scale = inverse.unsqueeze(-1) * inverse.unsqueeze(-2)
     identity = torch.eye(covariance.shape[-1]).to(covariance)
     correlation = torch.where(identity > 0, identity, _LARGEST_CORRELATION * scale * covariance)
-    return scale * torch.linalg.inv(correlation)
+    return scale * _inverse_of_few(correlation)
+
+
+def _inverse_of_few(matrix: Tensor) -> Tensor:
+    """Invert small positive definite matrices by elimination, which no GPU waits for, and which ONNX can express."""
+    inverse = identity = torch.eye(matrix.shape[-1]).to(matrix)
+    for column in range(matrix.shape[-1]):
+        own = slice(column, column + 1)
+        pivot, others = matrix[..., own, own], matrix[..., :, own] - identity[:, own]
+        inverse = inverse - others * (inverse[..., own, :] / pivot)
+        matrix = matrix - others * (matrix[..., own, :] / pivot)
+    return inverse
