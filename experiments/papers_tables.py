@@ -117,25 +117,25 @@ class Stored:
         first, second = ([run["scores"][key] for run in runs if run["name"] == name] for name in (method, other))
         return _difference(first, second, form)
 
-    def rows_of_recipe(self, name: str) -> list[dict[str, Any]]:
-        """Return a row of pbn_recipe.py, once per seed. In a call, spaces of its name are underscores."""
-        runs = [one for one in self.file("pbn/recipe.json")["results"] if one["name"] == name.replace("_", " ")]
+    def rows_of_recipe(self, file: str, name: str) -> list[dict[str, Any]]:
+        """Return a row of a file of pbn_recipe.py, once per seed. In a call, spaces of its name are underscores."""
+        runs = [one for one in self.file(f"pbn/{file}.json")["results"] if one["name"] == name.replace("_", " ")]
         if not runs:
-            raise MissingResultError(f"{name} in pbn/recipe.json")
+            raise MissingResultError(f"{name} in pbn/{file}.json")
         return runs
 
-    def recipe(self, name: str) -> str:
+    def recipe(self, file: str, name: str) -> str:
         """Return accuracy / NLL / ECE on the test images of a row of pbn_recipe.py, means over seeds."""
-        return _triple(statistics.fmean(one["test"][key] for one in self.rows_of_recipe(name)) for key in USUAL)
+        return _triple(statistics.fmean(one["test"][key] for one in self.rows_of_recipe(file, name)) for key in USUAL)
 
-    def recipe_stds(self, name: str) -> str:
+    def recipe_stds(self, file: str, name: str) -> str:
         """Return the median σ of each layer that a row of pbn_recipe.py ends with, means over seeds."""
-        rows = [one["stds"] for one in self.rows_of_recipe(name)]
+        rows = [one["stds"] for one in self.rows_of_recipe(file, name)]
         return ", ".join(f"{statistics.fmean(stds[layer]['median'] for stds in rows):.2f}" for layer in rows[0])
 
-    def recipe_paired(self, name: str, other: str, key: str, form: str) -> str:
+    def recipe_paired(self, file: str, name: str, other: str, key: str, form: str) -> str:
         """Return by how much two rows of pbn_recipe.py differ on the test images, and the p-value."""
-        first, second = ([one["test"][key] for one in self.rows_of_recipe(row)] for row in (name, other))
+        first, second = ([one["test"][key] for one in self.rows_of_recipe(file, row)] for row in (name, other))
         return _difference(first, second, form)
 
     def central(self, rate: str, form: str) -> str:

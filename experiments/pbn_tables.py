@@ -20,7 +20,8 @@ COSTS = {
     "predict_time_ratio": ("× plain to predict", "{:.1f}"),
 }
 TOY_COLUMNS = {"rmse": "RMSE", "nll": "NLL", "std": "std", "epistemic_std": "of it epistemic"}
-NAMES = ("toy", "mnist_rates", "recipe", "convergence", "weights", "cifar10", "cifar10_start", "camvid")
+RECIPES = ("recipe", "recipe_50_epochs")
+NAMES = ("toy", "mnist_rates", *RECIPES, "convergence", "weights", "cifar10", "cifar10_start", "camvid")
 MEMBERS = 5  # of the ensembles in the paper
 SAMPLES = 5  # per training step and prediction in the paper
 # The figures of the page: the file with their numbers, and their captions.
@@ -319,15 +320,21 @@ def recipe_table(record: Mapping[str, Any]) -> str:
     """Format the scores of each way to continue from one plain network, and the stds that it ends with."""
     runs, half = record["results"], record["epochs"] // 2
     layers = list(next(one["stds"] for one in runs if one["stds"]))
+    others = any(one["name"] == "Adam for stds" for one in runs)
+    adam = ", “Adam for stds” by Adam, as `lb.fit` does by default" if others else ""
     words = (
         f"All rows continue from the same plain network of {half} epochs, for as many epochs, with the settings of "
-        f"`lb.PBN.paper()` at a rate of {record['rate']:.0%}. “Adam for stds” trains the stds by Adam, as `lb.fit` "
-        "does by default, “paper” by SGD like all else. Numbers are means over seeds; stds are medians of each layer.\n"
+        f"`lb.PBN.paper()` at a rate of {record['rate']:.0%}. “paper” trains the stds by SGD like all else"
+        f"{adam}. Numbers are means over seeds; stds are medians of each layer.\n"
     )
     splits = {"test": "test", "test, at the means": "test, at the means", "training": "10,000 training images"}
     titles = [f"{name}, {split}" for split in splits.values() for name in ("accuracy", "NLL")]
     titles = [titles[0], titles[1], "ECE, test", *titles[2:], *(f"σ of layer {place}" for place in range(1, 4))]
-    lines = [*head(record, f"The recipe of the paper, {about(record)}"), words, *header(titles)]
+    lines = [
+        *head(record, f"The recipe of the paper, {record['epochs']} epochs, {about(record)}"),
+        words,
+        *header(titles),
+    ]
     for name in seeds_of(runs):
         cells = []
         for split in splits:
@@ -368,7 +375,7 @@ def paper_costs(rate: float | None) -> tuple[float, float]:
 LAYOUTS: dict[str, tuple[Callable[[Mapping[str, Any]], str], ...]] = {
     "toy": (toy_table,),
     "mnist_rates": (rate_table, flops_table),
-    "recipe": (recipe_table,),
+    **dict.fromkeys(RECIPES, (recipe_table,)),
     "weights": (weights_table,),
     "cifar10": (severity_table,),
     "cifar10_start": (severity_table,),

@@ -46,16 +46,16 @@ def test_rows_of_the_recipe_start_from_one_plain_network(tmp_path: Path, monkeyp
     assert "2 epochs, for as many epochs" in table
     stored = script(monkeypatch, "papers_tables.py")["Stored"](tmp_path)
     of_fixed = [one for one in found["results"] if one["name"] == "stds fixed"]
-    assert stored.recipe("stds_fixed").startswith(
+    assert stored.recipe("recipe", "stds_fixed").startswith(
         f"{statistics.fmean(one['test']['accuracy'] for one in of_fixed):.2%}"
     )
     stds = [statistics.fmean(one["stds"][layer]["median"] for one in of_fixed) for layer in fixed["stds"]]
-    assert stored.recipe_stds("stds_fixed") == ", ".join(f"{std:.2f}" for std in stds)
+    assert stored.recipe_stds("recipe", "stds_fixed") == ", ".join(f"{std:.2f}" for std in stds)
     of_paper = [one["test"]["nll"] for one in found["results"] if one["name"] == "paper"]
     difference = statistics.fmean(of_paper) - statistics.fmean(one["test"]["nll"] for one in of_fixed)
-    assert stored.recipe_paired("paper", "stds_fixed", "nll", ".3f").startswith(f"{difference:+.3f} (p = ")
+    assert stored.recipe_paired("recipe", "paper", "stds_fixed", "nll", ".3f").startswith(f"{difference:+.3f} (p = ")
     with pytest.raises(LookupError, match="other in pbn/recipe"):
-        stored.recipe("other")
+        stored.recipe("recipe", "other")
 
 
 def test_paired_differences_and_p_values(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
