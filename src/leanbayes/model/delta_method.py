@@ -81,10 +81,17 @@ class _OfFunction(Adjoint):
     def _values(self, output: Any, rows: int) -> Tensor:
         """Call the function, and check what it returns."""
         values = self.function(output)
-        if not isinstance(values, Tensor) or values.dim() not in (1, 2) or len(values) != rows:
+        if not isinstance(values, Tensor) or values.dim() not in (1, 2) or len(values) != rows or not values.numel():
             found = f"a tensor of shape {tuple(values.shape)}" if isinstance(values, Tensor) else shown(values)
             raise LeanBayesError(
                 f"The function must return one value per example, a tensor of shape ({rows},), or several, "
                 f"({rows}, k), but it returned {found}."
+            )
+        if values.is_complex():
+            raise LeanBayesError("The function returned complex numbers: return real ones, such as values.abs().")
+        if values.numel() > rows * self.max_passes:
+            raise LeanBayesError(
+                f"The function returned {values.shape[1]:,} values per example, each of which takes a backward pass: "
+                f"return fewer, or raise max_passes={self.max_passes}."
             )
         return values
