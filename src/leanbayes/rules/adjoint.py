@@ -302,6 +302,7 @@ class Adjoint(Rule):
     needs_factorized: ClassVar[bool] = True
     needs_weights: ClassVar[bool] = True
     needs_graph: ClassVar[bool] = True
+    needs_scores: ClassVar[bool] = True  # its backward pass starts at what a prediction scores
 
     def __post_init__(self) -> None:
         check_choices(self, outputs=Outputs, mean=Mean)
