@@ -76,7 +76,7 @@ class SWAG(Method):
     def stages(self) -> tuple[Stage, ...]:
         """Train the plain network, then collect weights."""
         before, during = averaging_stage(self.share, self.lr_fraction, self.snapshots if self.cyclic else 0)
-        last = Stage(self, self.share, during)
+        last = Stage(self, self.share, {**during, "average": None})  # it would replace the mean of the Gaussian
         return (Stage(Deterministic(), 1 - self.share, before), last) if self.pretrain and self.share < 1 else (last,)
 
     def start(self, training: Training) -> None:
