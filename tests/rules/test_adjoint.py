@@ -334,6 +334,8 @@ def test_outputs_of_another_dtype_than_the_layers(name: str, layers: torch.dtype
         lb.bayesianize(one, lb.MeanField(init_std=0.1)).eval().predict(x, rule=Adjoint(max_passes=1000))
         for one in (network, Converted(network, outputs))
     )
+    assert expected.margin_std is not None
+    assert found.margin_std is not None
     assert found.margin_std.dtype == outputs
     torch.testing.assert_close(found.margin_std, expected.margin_std.to(outputs), rtol=1e-4, atol=1e-6)
 

@@ -32,8 +32,8 @@ def delta_method(bnn: BayesianModel, x: Any, function: Callable[[Any], Any], *, 
     Args:
         bnn: A model whose posterior is factorized. It runs in evaluation mode.
         x: A batch: a tensor, or a tuple or dict of tensors. Memory is that of a training step.
-        function: Takes the output of the network, whatever that is, and returns one value per example, (batch,), or several, (batch, k).
-            It must have gradients, and use no example of the batch for the value of another one.
+        function: Takes the output of the network, whatever that is, and returns one value per example, (batch,), or
+            several, (batch, k). It must have gradients, and use no example of the batch for the value of another one.
         max_passes: The largest number of values per example. More raise an error, because each takes a backward pass.
 
     Returns:

@@ -71,7 +71,11 @@ class SWAG(Method):
 
     def wrap(self, network: nn.Module) -> nn.Module:
         """Give each sample its own statistics of BatchNorm, if there are any."""
-        return SampleStatistics(network, self.samples) if _has_statistics(network) else network
+        return SampleStatistics(network, self.samples) if self.copies(network) else network
+
+    def copies(self, network: nn.Module) -> int:
+        """Return how many copies of a network a model has: of each sample and of the mean, or none."""
+        return self.samples + 1 if _has_statistics(network) else 0
 
     def stages(self) -> tuple[Stage, ...]:
         """Train the plain network, then collect weights."""
