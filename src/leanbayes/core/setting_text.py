@@ -47,5 +47,5 @@ def _value(word: str, text: str, makers: Makers) -> Any:
         return makers[call[1]](parse_settings(call[2], text, makers))
     try:
         return ast.literal_eval(word)
-    except (ValueError, SyntaxError):
+    except (ValueError, TypeError, SyntaxError, MemoryError, RecursionError):  # all that it may raise
         return {"true": True, "false": False, "none": None}.get(word.lower(), word)
