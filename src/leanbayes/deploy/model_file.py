@@ -4,6 +4,7 @@ import contextlib
 import itertools
 import math
 import os
+import re
 import struct
 from collections import OrderedDict
 from collections.abc import Iterator, Mapping
@@ -45,6 +46,7 @@ from leanbayes.methods.baselines.ensemble import Ensemble
 from leanbayes.methods.baselines.snapshots import SnapshotMethod
 from leanbayes.methods.baselines.swag import SWAG
 from leanbayes.model.bayesian import BayesianModel
+from leanbayes.model.draw import StochasticNetwork
 
 if TYPE_CHECKING:
     from leanbayes.posteriors.sharded import ShardedPosterior
@@ -54,6 +56,7 @@ _HEADER = "leanbayes"
 _OWN = "posterior."
 CORRECTION = "corrections."  # the start of the names of corrections of layers
 _NETWORK, _MEMBERS = "network.", "network.networks."
+_COPY = re.compile(rf"^{re.escape(_MEMBERS)}\d+\.")
 _MOST_BARE = 1000  # members of which a file need not have tensors: it is without the base, or they share all
 _STATISTICS = ("running_mean", "running_var", "num_batches_tracked")
 _BASE = "base"  # false in the header of a file without the parameters that are not trained
@@ -149,10 +152,13 @@ def split_state(bnn: BayesianModel, base: bool = True) -> tuple[dict[str, Tensor
     """
     state = _state_of(bnn)
     if not base:
-        trained = {name for name, p in bnn.named_parameters(remove_duplicate=False) if p.requires_grad}
+        parameters = bnn.named_parameters(remove_duplicate=False)
+        trained = {_COPY.sub(_NETWORK, name) for name, p in parameters if p.requires_grad}
         for name in [*state]:
             own = not name.startswith(_NETWORK) or name.rpartition(".")[2] in _STATISTICS
-            if not own and name not in trained:
+            # What a wrapper counts or measures; the networks that it has are behind another dot.
+            own |= isinstance(bnn.network, StochasticNetwork) and "." not in name.removeprefix(_NETWORK)
+            if not own and _COPY.sub(_NETWORK, name) not in trained:  # a chain trains one of its copies at a time
                 del state[name]
     extra = {name: value for name, value in state.items() if not isinstance(value, Tensor)}
     for name, value in extra.items():
