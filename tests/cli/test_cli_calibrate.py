@@ -13,6 +13,7 @@ import pytest
 import torch
 from cli_cases import EVALUATION, TOY, Cli, load_run, must_not_train, without_times
 from safetensors import safe_open
+from torch import nn
 
 import leanbayes as lb
 from leanbayes.data import Batches, Data, load
@@ -298,6 +299,16 @@ def test_changed_training_data_give_a_warning(cli: Cli, table: Path) -> None:
 
 def test_a_fit_to_labels_needs_no_samples(cli: Cli, run: Path) -> None:
     assert calibrate(cli, run)["after"] == calibrate(cli, run, "--seed", 1, "--samples", 2)["after"]
+
+
+def test_info_shows_the_settings_of_a_rule(cli: Cli, tmp_path: Path) -> None:
+    network = nn.Sequential(nn.Linear(4, 3))
+    bnn = lb.bayesianize(network, lb.MeanField())
+    bnn.rule = "adjoint:margins=2"
+    lb.save(bnn, tmp_path / "a.safetensors")
+    found = cli("info", tmp_path / "a.safetensors").out
+    expected = r"Adjoint\(outputs=margin, margins=2, mean=plain, max_passes=16\), trained with none yet"
+    assert re.search(rf"^   rule +{expected} *$", found, re.MULTILINE)
 
 
 def test_info_shows_the_factors(cli: Cli, run: Path) -> None:

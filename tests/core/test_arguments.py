@@ -62,6 +62,7 @@ CALLS: dict[str, tuple[Callable[..., Any], dict[str, Any]]] = {
                                "score": None, "ood_score": None, "sets": "adaptive", "rule": None, "seed": 0}),
     "acquire": (lb.decide.acquire, {"bnn": BNN, "pool": [X], "number": 2, "score": None, "samples": 2, "rule": None,
                                     "seed": 0}),
+    "member": (lb.bayesianize(NETWORK, lb.Ensemble(2)).member, {"number": 1}),
     "save": (lb.save, {"bnn": BNN, "path": "none.safetensors"}),
     "load": (lb.load, {"path": "none", "model": NETWORK}),
     "push_to_hub": (lb.push_to_hub, {"bnn": BNN, "repo_id": "//", "card": None, "private": None, "token": None,

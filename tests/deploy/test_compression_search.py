@@ -111,6 +111,16 @@ def test_the_file_predicts_by_the_rule_of_the_model(batches: Batches, tmp_path: 
         assert file.tried[0].nll == pytest.approx(evaluate(loaded, batches, rule=rule)["nll"], rel=1e-5)
 
 
+def test_the_file_keeps_the_settings_that_a_method_gives_its_rule(batches: Batches, tmp_path: Path) -> None:
+    """`moments` of lb.VDP.paper() is not that of weight sharing, as which the file is stored."""
+    bnn = lb.bayesianize(network(), lb.VDP.paper())
+    lb.compress(bnn, tmp_path / "a.lbc", data=batches)
+    loaded = lb.load(tmp_path / "a.lbc", network())
+    assert isinstance(loaded.method, lb.WeightSharing)
+    assert loaded.current_rule == bnn.current_rule == bnn.method.make_rule("moments")
+    assert loaded.current_rule != loaded.method.make_rule("moments")
+
+
 def test_groups_of_weights_are_compressed_with_another_rule_than_their_own(batches: Batches, tmp_path: Path) -> None:
     bnn = lb.bayesianize(network(), lb.SBP(samples=3)).eval()
     lb.compress(bnn, tmp_path / "a", data=batches)

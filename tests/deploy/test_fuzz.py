@@ -201,8 +201,8 @@ def test_changed_files_are_refused_or_load(tmp_path: Path) -> None:
 # -- files that would need much memory or time ------------------------------------------------------------------------
 
 
-def assert_refused_at_once(path: Path, message: str) -> None:
-    network = build()
+def assert_refused_at_once(path: Path, message: str, network: nn.Module | None = None) -> None:
+    network = build() if network is None else network
     tracemalloc.start()
     start = time.process_time()
     try:
@@ -228,6 +228,26 @@ def test_an_ensemble_has_as_many_members_as_the_file(members: int, tmp_path: Pat
     lb.save(lb.load(FOLDER / "ensemble.safetensors", build()), path)
     with_header(path, lambda header: header["method"].update(members=members))
     assert_refused_at_once(path, f"the weights of 2 members instead of {members}|members={members}")
+
+
+@pytest.mark.parametrize(
+    ("method", "setting"), [(lb.SWAG(rank=0), "samples"), (lb.MBNN(), "snapshots"), (lb.AEB(), "snapshots")]
+)
+@pytest.mark.parametrize("members", [1, 40, 10**5, 10**15])
+@pytest.mark.parametrize("bias", [False, True])
+def test_copies_of_a_network_are_those_of_the_file(
+    method: lb.Method, setting: str, members: int, bias: bool, tmp_path: Path
+) -> None:
+    norms = [nn.BatchNorm2d(4)] if bias else []
+    layers = nn.Conv2d(2, 4, 3, bias=bias), *norms, nn.Flatten(), nn.Linear(36, 5, bias=bias)
+    network, path = nn.Sequential(*layers), tmp_path / "a"
+    lb.save(lb.bayesianize(network, method), path)
+    lb.load(path, network)
+    with_header(path, lambda header: header["method"].update({setting: members}))
+    if bias or (members > 1000 and setting == "snapshots"):
+        assert_refused_at_once(path, f"members instead of|{setting}={members}", network)
+    else:  # there is no tensor of one copy only
+        assert lb.load(path, network).method != method
 
 
 def test_members_of_an_ensemble_have_all_their_weights_in_the_file(tmp_path: Path) -> None:

@@ -322,6 +322,19 @@ def test_members_are_the_networks_of_the_chain() -> None:
         bnn.to_deterministic()
 
 
+@pytest.mark.parametrize("method", [lb.MBNN(interval=1, snapshots=2), lb.AEB(1.0, interval=1, snapshots=2)])
+def test_a_chain_that_has_ended_stays_as_it_is(method: lb.MBNN | lb.AEB) -> None:
+    """A second `finish` would store the mean of differences, which is 0, as the mean of the weights."""
+    bnn = lb.fit(network_of(8), method, data_of(100), epochs=6, **FIT)
+    before, (x, y) = bnn.posterior.mean().detach().clone(), data_of(10).tensors
+    training = lb.Training(bnn, steps=10, num_data=100, batch=(x, y))
+    training.optimizers = [torch.optim.SGD(bnn.parameters(), lr=0.1)]
+    for hook in (method.start, method.after_step, method.finish):
+        with pytest.raises(lb.LeanBayesError, match=r"The chain of this \w+ model has ended: make a new model"):
+            hook(training)
+    assert torch.equal(bnn.posterior.mean(), before)
+
+
 def test_wrong_settings_and_optimizers_are_refused() -> None:
     bnn = lb.bayesianize(hidden(), lb.MBNN(interval=1))
     training = lb.Training(bnn, steps=100, num_data=12)

@@ -190,6 +190,7 @@ DESCRIBED: list[Method] = [
     *METHODS.values(),
     lb.MeanField(prior=lb.ScaleMixture(0.3, 2.0, 1e-3), rule="local", samples=5),
     lb.MeanField(prior=lb.Normal("fan_in", "pretrained", 2.0), relative=False),
+    lb.MeanField(rule="moments:correlation=none,activations=paper", samples=5),
     lb.PBN.paper(),
     lb.SSVI.paper(),
     lb.VDP.paper(),

@@ -171,6 +171,14 @@ def test_a_stopped_run_collects_the_same_weights(tmp_path: Path) -> None:
     assert torch.equal(resumed.posterior.mean(), whole.posterior.mean())
 
 
+@pytest.mark.parametrize("average", [0.9, "equal"])
+def test_an_average_of_the_recipe_does_not_move_the_mean(average: Any) -> None:
+    settings: Any = {"epochs": 2, "batch_size": 16, "optimizer": "sgd", "progress": False, "device": "cpu"}
+    method = lb.SWAG(pretrain=False, snapshots=3)
+    expected, found = (lb.fit(NETWORK(), method, DATA, average=one, **settings) for one in (None, average))
+    assert torch.equal(found.posterior.mean(), expected.posterior.mean())
+
+
 # -- SWA --------------------------------------------------------------------------------------------------------------
 
 

@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.utils.data import TensorDataset
 
 import leanbayes as lb
 
@@ -158,6 +159,47 @@ def test_base_can_be_stored_and_left_out_by_hand(tmp_path: Path) -> None:
     assert all(torch.equal(value, loaded.state_dict()[name]) for name, value in bnn.state_dict().items())
     lb.save(trained(adapted(), steps=6), tmp_path / "adapter.safetensors", base=True)
     assert (tmp_path / "adapter.safetensors").stat().st_size > 100_000
+
+
+@pytest.mark.parametrize(
+    "method",
+    [
+        lb.SWAG(samples=2, snapshots=2, rank=0, pretrain=False),
+        lb.MBNN(interval=1, snapshots=2),
+        lb.CyclicalSGMCMC(cycles=2, per_cycle=1),
+        lb.SNGP(features=16),
+    ],
+    ids=lambda method: type(method).__name__,
+)
+def test_a_file_without_its_base_has_what_wrappers_of_the_network_have(method: Any, tmp_path: Path) -> None:
+    """Their counters and measurements, and copies that are not in training now."""
+    network = nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 3))
+    network[0].requires_grad_(False)
+    x = torch.randn(64, 4, generator=torch.Generator().manual_seed(0))
+    settings: Any = {"epochs": 2, "batch_size": 8, "optimizer": "sgd", "progress": False, "device": "cpu"}
+    states: list[tuple[dict[str, Any], dict[str, Any]]] = []
+
+    def after_step(training: lb.Training) -> None:
+        hook(training)
+        if training.step % 3 == 0:
+            lb.save(training.model, tmp_path / "part", base=False)
+            loaded = lb.load(tmp_path / "part", network)
+            states.append((clone(training.model.state_dict()), loaded.state_dict()))
+
+    def clone(state: dict[str, Any]) -> dict[str, Any]:
+        return {name: value.clone() for name, value in state.items()}
+
+    hook = method.after_step
+    object.__setattr__(method, "after_step", after_step)
+    try:
+        bnn = lb.fit(network, method, TensorDataset(x, x[:, :3].argmax(1)), **settings)
+    finally:
+        object.__delattr__(method, "after_step")
+    lb.save(bnn, tmp_path / "part", base=False)
+    states.append((bnn.state_dict(), lb.load(tmp_path / "part", network).state_dict()))
+    assert len(states) > 4
+    for saved, loaded in states:
+        assert all(torch.equal(value, loaded[name]) for name, value in saved.items())
 
 
 def test_a_file_without_its_base_is_refused_by_another_network(tmp_path: Path) -> None:

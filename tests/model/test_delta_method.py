@@ -82,6 +82,36 @@ def test_chosen_tokens_of_transformers(name: str) -> None:
     torch.testing.assert_close(lb.delta_method(bnn, x, score).variance, brute_force(bnn, x, score))
 
 
+class Returning(nn.Module):
+    """A network whose output is whatever a function makes of it."""
+
+    def __init__(self, network: nn.Module, function: Callable[[Tensor], Any]) -> None:
+        super().__init__()
+        self.network, self.function = network, function
+
+    def forward(self, x: Tensor) -> Any:
+        return self.function(self.network(x))
+
+
+@pytest.mark.parametrize(
+    ("output", "function"),
+    [
+        (lambda out: {"boxes": out, "names": ["a"]}, lambda found: found["boxes"]),
+        (lambda out: (out.exp(), out), lambda found: found[1]),
+        (lambda out: torch.complex(out, out), lambda found: found.real),
+        (lambda out: list(out.unbind(1)), lambda found: torch.stack(found, 1)),
+    ],
+    ids=["dict", "tuple", "complex", "list"],
+)
+def test_the_function_gets_outputs_that_no_likelihood_scores(output: Any, function: Any) -> None:
+    network, x = CASES["mlp"].build(), CASES["mlp"].example()
+    expected = lb.delta_method(lb.bayesianize(network, lb.MeanField()), x, lambda out: out)
+    found = lb.delta_method(lb.bayesianize(Returning(network, output), lb.MeanField()), x, function)
+    assert expected.variance.min() > 0
+    torch.testing.assert_close(found.loc, expected.loc)
+    torch.testing.assert_close(found.variance, expected.variance)
+
+
 def test_the_mode_the_rule_and_the_gradients_of_the_model_stay() -> None:
     bnn = lb.bayesianize(CASES["cnn"].build(), lb.MeanField()).train()
     lb.delta_method(bnn, CASES["cnn"].example(), lambda logits: logits[:, 0])
@@ -113,7 +143,9 @@ def test_mistakes_are_reported_in_one_sentence() -> None:
         "but it returned None": run(lambda out: None),
         "no gradient with respect to the output": run(lambda out: out.argmax(1)),
         "no gradient .*: leave out": run(lambda out: out.detach()[:, 0]),
-        "256 scalars per example: raise max_passes=16": run(lambda out: out[:, 0].flatten(1), images, dense),
+        r"256 values per example, .* raise max_passes=16\.": run(lambda out: out[:, 0].flatten(1), images, dense),
+        rf"but it returned a tensor of shape \({rows}, 0\)": run(lambda out: out[:, :0]),
+        "returned complex numbers": run(lambda out: torch.complex(out, out)),
         "max_passes=0 must be at least 1": run(lambda out: out, max_passes=0),
         "function=3 must be a function": run(3),
         r"delta_method\(\) needs a tensor": run(lambda out: out, "text"),

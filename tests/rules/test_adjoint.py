@@ -311,6 +311,35 @@ def test_bf16(name: str) -> None:
         assert bnn(x.to(torch.bfloat16) if x.is_floating_point() else x).variance.isfinite().all()
 
 
+class Converted(nn.Module):
+    """A network that returns its outputs with another dtype, twice the precision of its layers or half."""
+
+    def __init__(self, network: nn.Module, dtype: torch.dtype) -> None:
+        super().__init__()
+        self.network, self.dtype = network, dtype
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = self.network(x)
+        return out.to(self.dtype)
+
+
+@pytest.mark.parametrize("name", ["mlp", "cnn", "conv3d", "language_model"])
+@pytest.mark.parametrize("layers", [torch.float32, torch.float64])
+def test_outputs_of_another_dtype_than_the_layers(name: str, layers: torch.dtype) -> None:
+    case, outputs = CASES[name], {torch.float32: torch.float64, torch.float64: torch.float32}[layers]
+    network = case.build().to(layers).eval()
+    x = case.example()
+    x = x.to(layers) if x.is_floating_point() else x
+    expected, found = (
+        lb.bayesianize(one, lb.MeanField(init_std=0.1)).eval().predict(x, rule=Adjoint(max_passes=1000))
+        for one in (network, Converted(network, outputs))
+    )
+    assert expected.margin_std is not None
+    assert found.margin_std is not None
+    assert found.margin_std.dtype == outputs
+    torch.testing.assert_close(found.margin_std, expected.margin_std.to(outputs), rtol=1e-4, atol=1e-6)
+
+
 def test_predictions_have_probabilities_entropy_and_the_std_of_the_margin() -> None:
     bnn, x = make(CASES["cnn"].build(), lb.MeanField(init_std=0.3)), double(CASES["cnn"].example())
     prediction = bnn.predict(x, rule="adjoint")

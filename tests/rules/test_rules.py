@@ -297,6 +297,8 @@ def test_settings_of_a_name_are_added_to_those_of_the_method() -> None:
         ("adjoint:margin=3", "did you mean margins?"),
         ("adjoint:margins=many", "margins='many' must be a whole number"),
         ("adjoint:margins", "write setting=value"),
+        ("adjoint:margins={[]:1}", "margins='{[]:1}' must be a whole number"),
+        (f"adjoint:margins={'-' * 6000}1", "must be a whole number"),
         ("sample:margins=3", "The rule 'sample' has no settings"),
         ("adjont:margins=3", "did you mean adjoint?"),
     ],

@@ -121,7 +121,7 @@ def _file_lines(path: Path, file: dict[str, Any]) -> list[tuple[str, str]]:
         ("file", f"{path}, {file['bytes']:,} bytes"),
         ("method", _settings(file["method"])),
         ("likelihood", _settings(file["likelihood"])),
-        ("rule", f"{file['rule']}, trained with {file['trained_rule'] or 'none yet'}"),
+        ("rule", f"{_settings(file['rule'])}, trained with {file['trained_rule'] or 'none yet'}"),
         *([("one pass", calibration)] if file["bayesian_weights"] else []),
         *([("policy", file["policy"])] if file.get("policy") else []),
         ("Bayesian weights", f"{weights} in {len(file['layers'])} parameters"),

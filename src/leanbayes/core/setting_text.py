@@ -7,6 +7,7 @@ from typing import Any
 
 from leanbayes.errors import LeanBayesError
 
+_COMMA = re.compile(r",(?![^(]*\))(?=(?:[^']*'[^']*')*[^']*$)")  # outside parentheses and quotes
 Makers = Mapping[str, Callable[[dict[str, Any]], Any]]  # what makes the value of NAME(setting=value, ...)
 
 
@@ -14,7 +15,8 @@ def parse_settings(items: str, text: str, makers: Makers | None = None) -> dict[
     """Parse a list of settings, which is a part of the text.
 
     Args:
-        items: The settings, with commas between them. Dots lead to settings of a setting.
+        items: The settings, with commas between them. Dots lead to settings of a setting. A value with a comma of its
+            own is in single quotes.
         text: The whole text, for messages about errors.
         makers: By name, what makes an object of its settings, for values such as NAME(setting=value).
 
@@ -26,7 +28,7 @@ def parse_settings(items: str, text: str, makers: Makers | None = None) -> dict[
         {'rule': 'flipout', 'prior': {'scale': 0.05}}
     """
     settings: dict[str, Any] = {}
-    for item in filter(None, re.split(r",(?![^(]*\))", items)):  # commas outside parentheses
+    for item in filter(None, _COMMA.split(items)):
         path, equals, value = item.partition("=")
         if not equals:
             raise LeanBayesError(f"{item!r} in {text!r} has no value: write setting=value.")
@@ -47,5 +49,5 @@ def _value(word: str, text: str, makers: Makers) -> Any:
         return makers[call[1]](parse_settings(call[2], text, makers))
     try:
         return ast.literal_eval(word)
-    except (ValueError, SyntaxError):
+    except (ValueError, TypeError, SyntaxError, MemoryError, RecursionError):  # all that it may raise
         return {"true": True, "false": False, "none": None}.get(word.lower(), word)

@@ -4,6 +4,7 @@ import contextlib
 import itertools
 import math
 import os
+import re
 import struct
 from collections import OrderedDict
 from collections.abc import Iterator, Mapping
@@ -38,12 +39,14 @@ from leanbayes.deploy.header import (
     signed,
     versions_of,
 )
-from leanbayes.deploy.model_settings import assemble_for, other_network, policy_of, read_settings, settings_of
+from leanbayes.deploy.model_settings import Settings, assemble_for, other_network, policy_of, read_settings, settings_of
 from leanbayes.errors import FileFormatError, LeanBayesError
 from leanbayes.methods.baselines.cyclical_sgmcmc import CyclicalSGMCMC
 from leanbayes.methods.baselines.ensemble import Ensemble
+from leanbayes.methods.baselines.snapshots import SnapshotMethod
+from leanbayes.methods.baselines.swag import SWAG
 from leanbayes.model.bayesian import BayesianModel
-from leanbayes.model.method import Method
+from leanbayes.model.draw import StochasticNetwork
 
 if TYPE_CHECKING:
     from leanbayes.posteriors.sharded import ShardedPosterior
@@ -53,6 +56,8 @@ _HEADER = "leanbayes"
 _OWN = "posterior."
 CORRECTION = "corrections."  # the start of the names of corrections of layers
 _NETWORK, _MEMBERS = "network.", "network.networks."
+_COPY = re.compile(rf"^{re.escape(_MEMBERS)}\d+\.")
+_MOST_BARE = 1000  # members of which a file need not have tensors: it is without the base, or they share all
 _STATISTICS = ("running_mean", "running_var", "num_batches_tracked")
 _BASE = "base"  # false in the header of a file without the parameters that are not trained
 _EXTRA = "_extra_state"  # the end of the name that torch gives to the result of `get_extra_state`
@@ -147,10 +152,13 @@ def split_state(bnn: BayesianModel, base: bool = True) -> tuple[dict[str, Tensor
     """
     state = _state_of(bnn)
     if not base:
-        trained = {name for name, p in bnn.named_parameters(remove_duplicate=False) if p.requires_grad}
+        parameters = bnn.named_parameters(remove_duplicate=False)
+        trained = {_COPY.sub(_NETWORK, name) for name, p in parameters if p.requires_grad}
         for name in [*state]:
             own = not name.startswith(_NETWORK) or name.rpartition(".")[2] in _STATISTICS
-            if not own and name not in trained:
+            # What a wrapper counts or measures; the networks that it has are behind another dot.
+            own |= isinstance(bnn.network, StochasticNetwork) and "." not in name.removeprefix(_NETWORK)
+            if not own and _COPY.sub(_NETWORK, name) not in trained:  # a chain trains one of its copies at a time
                 del state[name]
     extra = {name: value for name, value in state.items() if not isinstance(value, Tensor)}
     for name, value in extra.items():
@@ -185,7 +193,7 @@ def read_model(path: str | os.PathLike[str], model: nn.Module) -> BayesianModel:
     with refusing_damage(path, _REMEDY):
         header, tensors = _read(path)
         settings = read_settings(header, model, path)
-        _check_members(settings.method, tensors, model)
+        _check_members(settings, tensors, model, with_base=header.get(_BASE) is not False)
         bnn = assemble_for(settings, model, path)
         tensors |= {alias: tensors[name] for alias, name in aliases_of(header).items()}
         own = {name.removeprefix(_OWN): tensors.pop(name) for name in [*tensors] if name.startswith(_OWN)}
@@ -209,15 +217,24 @@ def take_corrections(tensors: dict[str, Tensor], channels: Mapping[str, int]) ->
     return found
 
 
-def _check_members(method: Method, tensors: Mapping[str, Tensor], model: nn.Module) -> None:
-    """Raise an error unless a file has the weights of all members of an ensemble, before these are allocated."""
-    if isinstance(method, (Ensemble, CyclicalSGMCMC)):  # other members share their weights
+def _check_members(settings: Settings, tensors: Mapping[str, Tensor], model: nn.Module, with_base: bool) -> None:
+    """Raise an error unless a file has what all members of an ensemble have alone, before these are allocated."""
+    method, bayesian = settings.method, {name for slot in settings.layout for name in slot.names}
+    alone = sum(p.numel() for name, p in model.named_parameters() if name not in bayesian)
+    if isinstance(method, (Ensemble, CyclicalSGMCMC)):
         expected = method.members
-        stored = {name: tensor for name, tensor in tensors.items() if name.startswith(_MEMBERS)}
-        members = {name.removeprefix(_MEMBERS).partition(".")[0] for name in stored}
-        weights = sum(tensor.numel() for tensor in stored.values())
-        if len(members) != expected or weights < expected * sum(p.numel() for p in model.parameters()):
-            raise ValueError(f"it has the weights of {len(members)} members instead of {expected}")
+    elif isinstance(method, SnapshotMethod):
+        expected = method.snapshots
+    elif isinstance(method, SWAG):
+        expected, alone = method.copies(model), 0  # which have buffers of their own only
+    else:  # other members share their weights
+        return
+    stored = {name: tensor for name, tensor in tensors.items() if name.startswith(_MEMBERS)}
+    members = {name.removeprefix(_MEMBERS).partition(".")[0] for name in stored}
+    if expected <= _MOST_BARE and not (with_base and (members or alone)):
+        return
+    if len(members) != expected or sum(tensor.numel() for tensor in stored.values()) < expected * alone:
+        raise ValueError(f"it has the weights of {len(members)} members instead of {expected}")
 
 
 def describe_model(path: str | os.PathLike[str]) -> dict[str, Any]:

@@ -47,8 +47,13 @@ def describe_method(method: Method) -> str:
     name = next((name for name, known in METHODS.items() if type(known) is type(method)), type(method).__name__)
     default = METHODS.get(name)
     differences = _differences(with_engine(default), with_engine(method)) if default else ()
-    changed = ",".join(f"{path}={value}" for path, value in differences)
+    changed = ",".join(f"{path}={_quoted(value)}" for path, value in differences)
     return f"{name}:{changed}" if changed else name
+
+
+def _quoted(value: Any) -> Any:
+    """Return a value as its text has it, such as a rule with several settings."""
+    return f"'{value}'" if isinstance(value, str) and "," in value else value
 
 
 def _differences(default: Any, value: Any) -> Iterator[tuple[str, Any]]:

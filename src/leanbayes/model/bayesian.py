@@ -210,6 +210,7 @@ class BayesianModel(PosteriorNetwork, Generic[P]):
         network = self._with_parameters(self.posterior.mean())
         return network.plain() if isinstance(network, StochasticNetwork) else network
 
+    @checked()
     @torch.no_grad()
     def member(self, number: int) -> nn.Module:
         """Return a member of an ensemble as a plain network, with ordinary parameters.

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -32,8 +32,8 @@ def delta_method(bnn: BayesianModel, x: Any, function: Callable[[Any], Any], *, 
     Args:
         bnn: A model whose posterior is factorized. It runs in evaluation mode.
         x: A batch: a tensor, or a tuple or dict of tensors. Memory is that of a training step.
-        function: Takes the output of the network, and returns one value per example, (batch,), or several, (batch, k).
-            It must have gradients, and use no example of the batch for the value of another one.
+        function: Takes the output of the network, whatever that is, and returns one value per example, (batch,), or
+            several, (batch, k). It must have gradients, and use no example of the batch for the value of another one.
         max_passes: The largest number of values per example. More raise an error, because each takes a backward pass.
 
     Returns:
@@ -62,6 +62,7 @@ class _OfFunction(Adjoint):
     """The rule `adjoint` for the values of a function, which take the place of the output."""
 
     function: Callable[[Any], Any] = lambda output: output
+    needs_scores: ClassVar[bool] = False  # the function says what the values are
 
     def finish(self, output: Any, context: PassContext) -> Any:
         """Return the values of the function, with their variances."""
@@ -81,10 +82,17 @@ class _OfFunction(Adjoint):
     def _values(self, output: Any, rows: int) -> Tensor:
         """Call the function, and check what it returns."""
         values = self.function(output)
-        if not isinstance(values, Tensor) or values.dim() not in (1, 2) or len(values) != rows:
+        if not isinstance(values, Tensor) or values.dim() not in (1, 2) or len(values) != rows or not values.numel():
             found = f"a tensor of shape {tuple(values.shape)}" if isinstance(values, Tensor) else shown(values)
             raise LeanBayesError(
                 f"The function must return one value per example, a tensor of shape ({rows},), or several, "
                 f"({rows}, k), but it returned {found}."
+            )
+        if values.is_complex():
+            raise LeanBayesError("The function returned complex numbers: return real ones, such as values.abs().")
+        if values.numel() > rows * self.max_passes:
+            raise LeanBayesError(
+                f"The function returned {values.shape[1]:,} values per example, each of which takes a backward pass: "
+                f"return fewer, or raise max_passes={self.max_passes}."
             )
         return values

@@ -227,7 +227,7 @@ class PosteriorNetwork(PlacedValues):
             if sharded is not None:
                 around.enter_context(sharded.saving())
             output = self.network(*args, **kwargs)
-            if self._rule.needs_graph:  # its backward pass starts at what a prediction scores
+            if self._rule.needs_scores:
                 self.check_output(output)
             return self._rule.finish(output, context)
 

@@ -118,7 +118,9 @@ class _Source:
         total = self.within.variance
         assert total is not None
         whole = len(uses) > 1 or uses[0][1] is self.std
-        variance = (self.variance if whole else uses[0][1].detach().square()).to(total.dtype)
+        # That of the gradients: the scalars may have another one, if the network or a function converts the outputs.
+        dtype = variance_dtype(self.std.dtype if len(uses) > 1 else uses[0][0].delta.dtype)
+        variance = (self.variance if whole else uses[0][1].detach().square()).to(dtype)
         for start, end in _chunks(uses):
             parts = [(examples.part(start, end), std) for examples, std in uses]
             if len(parts) == 1:
@@ -303,6 +305,7 @@ class Adjoint(Rule):
     needs_factorized: ClassVar[bool] = True
     needs_weights: ClassVar[bool] = True
     needs_graph: ClassVar[bool] = True
+    needs_scores: ClassVar[bool] = True  # its backward pass starts at what a prediction scores
 
     def __post_init__(self) -> None:
         check_choices(self, outputs=Outputs, mean=Mean)

@@ -60,6 +60,7 @@ class Rule:
         needs_factorized: Whether the rule uses only the variance of each weight, and so ignores correlations.
         needs_weights: Whether the rule requires a model with Bayesian weights.
         needs_graph: Whether the network runs with gradients enabled, also under `torch.no_grad`.
+        needs_scores: Whether `finish` needs an output that the likelihood of the model can score.
 
     Example:
         A rule that uses the mean plus one standard deviation:
@@ -83,6 +84,7 @@ class Rule:
     needs_factorized: ClassVar[bool] = False
     needs_weights: ClassVar[bool] = False
     needs_graph: ClassVar[bool] = False
+    needs_scores: ClassVar[bool] = False
 
     def weights(self, posterior: Posterior, key: Tensor, with_kl: bool) -> tuple[Sequence[Any], Tensor | None]:
         """Return the value of each parameter for one forward pass.

@@ -161,7 +161,8 @@ def _shared(bnn: BayesianModel, trial: Trial, batches: Batches, seed: int) -> Ba
     kept = {name: getattr(bnn.method, name) for name in names if hasattr(bnn.method, name)}
     shared = bayesianize(bnn, WeightSharing(components=trial.components, bit_price=trial.bit_price, **kept))
     if bnn.rule in RULES and bnn.rule != "example":
-        shared.rule = bnn.method.text_of_rule(bnn.current_rule)
+        # Not the text alone, which has other settings under another method, such as `moments` of lb.VDP.paper().
+        shared.rule = bnn.method.make_rule(bnn.method.text_of_rule(bnn.current_rule))
     shared.trained_rule = bnn.trained_rule
     generator = torch.Generator().manual_seed(seed)
     if bnn.moment_layers:

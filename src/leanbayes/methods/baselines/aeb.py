@@ -72,6 +72,7 @@ class AEB(SnapshotMethod):
 
     def after_step(self, training: Training) -> None:
         """Add noise, adapt the latent variables, and prune or collect weights if that is due."""
+        self.check_running(training)
         posterior, done = training.model.posterior, training.step + 1
         assert isinstance(posterior, SpikeSlabPosterior)
         if self.temperature:

@@ -83,6 +83,7 @@ class MBNN(SnapshotMethod):
 
     def after_step(self, training: Training) -> None:
         """Add noise, and move the masks or collect the weights if that is due."""
+        self.check_running(training)
         posterior = training.model.posterior
         assert isinstance(posterior, MaskedPosterior)
         if self.temperature:

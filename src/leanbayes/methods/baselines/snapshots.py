@@ -13,7 +13,8 @@ from leanbayes.posteriors.subspace.collected import CollectedPosterior
 class SnapshotMethod(Method):
     """The base class of methods that run a chain by noisy SGD, and collect snapshots in the last part of a training.
 
-    A subclass has the settings below, calls `check_chain_settings` and, after each step, `collect_if_due`.
+    A subclass has the settings below, calls `check_chain_settings` and, after each step, `check_running` and
+    `collect_if_due`.
 
     Attributes:
         until: The share of the training before the first snapshot.
@@ -58,6 +59,7 @@ class SnapshotMethod(Method):
 
     def start(self, training: Training) -> None:
         """Check that every member has a step of its own."""
+        self.check_running(training)
         left = training.steps - self.steps_before(training)
         if left < self.snapshots:
             raise LeanBayesError(
@@ -68,6 +70,14 @@ class SnapshotMethod(Method):
     def steps_before(self, training: Training) -> int:
         """Return the number of steps after which snapshots are collected."""
         return max(1, int(self.until * training.steps))
+
+    def check_running(self, training: Training) -> None:
+        """Raise an error if the chain has ended: it has no weights to move, and only their mean and differences."""
+        posterior = training.model.posterior
+        assert isinstance(posterior, CollectedPosterior)
+        if posterior.is_finished:
+            name = type(self).__name__
+            raise LeanBayesError(f"The chain of this {name} model has ended: make a new model to sample others.")
 
     def collect_if_due(self, training: Training) -> None:
         """Collect the weights, and all else that the network has, if a snapshot is due after this step."""
@@ -82,6 +92,7 @@ class SnapshotMethod(Method):
 
     def finish(self, training: Training) -> None:
         """Drop the chain, and keep what it has collected."""
+        self.check_running(training)
         posterior, chain = training.model.posterior, training.model.network
         assert isinstance(posterior, CollectedPosterior)
         assert isinstance(chain, SparseChain)

@@ -71,12 +71,16 @@ class SWAG(Method):
 
     def wrap(self, network: nn.Module) -> nn.Module:
         """Give each sample its own statistics of BatchNorm, if there are any."""
-        return SampleStatistics(network, self.samples) if _has_statistics(network) else network
+        return SampleStatistics(network, self.samples) if self.copies(network) else network
+
+    def copies(self, network: nn.Module) -> int:
+        """Return how many copies of a network a model has: of each sample and of the mean, or none."""
+        return self.samples + 1 if _has_statistics(network) else 0
 
     def stages(self) -> tuple[Stage, ...]:
         """Train the plain network, then collect weights."""
         before, during = averaging_stage(self.share, self.lr_fraction, self.snapshots if self.cyclic else 0)
-        last = Stage(self, self.share, during)
+        last = Stage(self, self.share, {**during, "average": None})  # it would replace the mean of the Gaussian
         return (Stage(Deterministic(), 1 - self.share, before), last) if self.pretrain and self.share < 1 else (last,)
 
     def start(self, training: Training) -> None:
