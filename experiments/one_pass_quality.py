@@ -95,9 +95,17 @@ def options() -> argparse.Namespace:
 
 
 def option(text: str) -> tuple[str, Any]:
-    """Parse NAME=VALUE, where the value is JSON."""
+    """Parse NAME=VALUE, where the value is JSON, or else text."""
     name, _, value = text.partition("=")
-    return name, json.loads(value)
+    try:
+        return name, json.loads(value)
+    except ValueError:
+        return name, value
+
+
+def text_of(value: Any) -> str:
+    """Return the value of an option as text, for `option`."""
+    return value if isinstance(value, str) else json.dumps(value)
 
 
 class Comparison:
@@ -125,7 +133,7 @@ class Comparison:
         self.labeled = self.batches(some(self.data.validation, args.labels, args.seed))
         words = [args.file.name, "--data", self.data.name]
         if args.model_options:
-            words += ["--model-options", *(f"{name}={json.dumps(value)}" for name, value in args.model_options)]
+            words += ["--model-options", *(f"{name}={text_of(value)}" for name, value in args.model_options)]
         self.record: dict[str, Any] = {
             "command": command_of("one_pass_quality", args, words, hidden=("file", "data", "model_options")),
             "title": args.title or args.file.stem,
