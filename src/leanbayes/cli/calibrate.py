@@ -156,7 +156,7 @@ def _print(options: CalibrateOptions, to: Target, examples: int, before: State, 
     wrong = round((1 - before.scores.get("accuracy", 0.0)) * examples)
     if to == "labels" and options.factors and wrong < LEAST_WRONG:
         line(
-            f"Only {wrong} of these predictions are wrong, so the fit may make predictions less certain, but not more: "
-            f"that needs {LEAST_WRONG} wrong ones."
+            f"Wrong predictions among these: {wrong}. With fewer than {LEAST_WRONG}, the fit may make predictions less "
+            "certain, but not more."
         )
     line(f"These scores are from the data of the fit. For those of the test data, run: {command}")
