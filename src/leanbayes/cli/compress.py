@@ -20,7 +20,7 @@ from leanbayes.deploy.compact.search import Goal, parse_size
 from leanbayes.errors import LeanBayesError, printable
 from leanbayes.methods import METHODS
 
-CompactPath = Annotated[Path | None, tyro.conf.Positional, tyro.conf.arg(metavar="OUT")]
+CompactPath = Annotated[Path | None, tyro.conf.Positional, tyro.conf.arg(metavar="[OUT]")]
 
 
 @dataclass(frozen=True)

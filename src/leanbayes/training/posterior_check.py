@@ -28,7 +28,7 @@ def posterior_problem(scores: Mapping[str, float], method: Method, temperature: 
     information, entropy, nll = (scores.get(name, math.nan) for name in ("mutual_information", "entropy", "nll"))
     if learned:
         return (
-            f"The model has hardly learned anything (held-out {learned}). See whether the plain network learns with the "
+            f"The model has hardly learned anything (held-out {learned}). See if the plain network learns with the "
             "same settings (lb.Deterministic, or leanbayes fit deterministic). If it does not, train longer, or change "
             f"the learning rate. If it does, the KL drowns the likelihood: take a temperature below {temperature:g}."
         )
