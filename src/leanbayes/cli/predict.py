@@ -88,10 +88,10 @@ def _predict(options: PredictOptions) -> None:
     names, form = (_REGRESSION_COLUMNS, ".4g") if all(tables) else (_CLASS_COLUMNS, ".3f")
     first, second = ("table", "row") if all(tables) else ("image", "label")
     view = Table(box=None)
-    for name in (first, second):
-        view.add_column(name, overflow="fold")  # the end of a path says which image it is
+    view.add_column(first, overflow="fold")  # the end of a path says which image it is
+    view.add_column(second, no_wrap=True)
     for name in names:
-        view.add_column(name.replace("_", "\n"), justify="right", no_wrap=True)
+        view.add_column(name.removesuffix("_uncertainty").replace("_", "\n"), justify="right", no_wrap=True)
     decided = [name for name in (*_ENDS, "set", "verdict") if any(name in row for row in rows)]
     for name in decided:
         view.add_column(name, justify="right" if name in _ENDS else "left")
