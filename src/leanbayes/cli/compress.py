@@ -113,5 +113,5 @@ def _print(options: CompressOptions, file: CompactFile) -> None:
         view.add_column(name, justify="right")
     for one in file.tried:
         mark = "chosen" if one is chosen else ""
-        view.add_row(cell(one.trial), f"{one.bytes:,}", f"{one.nll:.4f}", f"{one.nll - before:+.4f}", mark)
+        view.add_row(cell(one.trial), f"{one.bytes:,}", f"{one.nll:.4f}", f"{one.nll - before:+z.4f}", mark)
     show(f"{file.path}: {file.bytes:,} bytes, validation NLL {chosen.nll:.4f}", view)

@@ -107,7 +107,10 @@ def _cost(runs: Runs) -> Verdict | None:
     answer = f"A prediction takes {time:.3g}× the time of the plain network, and the file has {size:.3g}× its size."
     status, samples = _status((time, _TIMES)), runs[0].evaluation["costs"]["ours"]["samples"]
     if status != "pass" and samples > 1:
-        answer += f" The time is that of {samples} samples. Fewer take less, and so does one pass (--rule moments)."
+        answer += (
+            f" The time is that of {samples:g} samples. Fewer take less, and so does one pass (--rule moments) for "
+            "methods that have it."
+        )
     return Verdict(COST, answer, status)
 
 
