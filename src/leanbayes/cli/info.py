@@ -117,7 +117,8 @@ def _file_lines(path: Path, file: dict[str, Any], run: dict[str, Any]) -> list[t
     fits = file["moment_margins"]  # the first is for one margin
     margin = "".join([f"adjoint: weight {weight:.4g}, std × {factor:.4g}" for weight, factor, *_ in fits[:1]])
     calibration = ", ".join(filter(None, [layers, factors, margin])) or "not calibrated"
-    standardized = (run.get("config", {}).get("scales") or {}).get("target_std")
+    scales = run.get("config", {}).get("scales")
+    standardized = isinstance(scales, dict) and scales.get("target_std")
     unit = " Errors and stds are in units of the target's std." if standardized else ""
     return [
         ("file", f"{path}, {file['bytes']:,} bytes"),
