@@ -73,6 +73,7 @@ def costs(size: int) -> dict[str, Any]:
         "predict_peak_bytes predict_ms_per_1000"
     ).split()
     ours = {name: float(size * (number + 1)) for number, name in enumerate(names)}
+    ours["samples"] = 30
     plain = {name: 100.0 * (number + 1) for number, name in enumerate(names)}
     return {
         "examples": 20,

@@ -122,8 +122,11 @@ def test_the_table_shows_factors_and_scores_before_and_after(
 ) -> None:
     folder = request.getfixturevalue(kind)
     output = cli("calibrate", folder, "--device", "cpu")
-    title, head, *lines, note = output.out.splitlines()
+    title, head, *lines, note, removed = output.out.splitlines()
     assert output.err == ""
+    assert "The policy of the run is removed" in removed
+    assert removed.endswith(f"leanbayes decide {folder} --false-alarms 0.05 --rule moments")
+    assert "policy" not in cli("calibrate", folder, "--device", "cpu").out
     assert title == f"{folder}/model.safetensors: one-pass predictions are fitted to {what} held-out examples"
     assert head.split() == ["before", "after"]
     rows = {name: values for name, *values in (re.split(r"  +", line.strip()) for line in lines)}
@@ -198,7 +201,7 @@ def test_a_method_that_predicts_in_one_pass_has_other_scores_afterwards(cli: Cli
     cli("fit", "vdp", *TOY, "--out", folder)
     before = scores(cli, folder)
     printed = cli("calibrate", folder, "--device", "cpu").out
-    assert printed.splitlines()[-1].endswith(f"test data, run: leanbayes evaluate {folder}")  # which the run stores
+    assert printed.splitlines()[-2].endswith(f"test data, run: leanbayes evaluate {folder}")  # which the run stores
     after = scores(cli, folder)
     _, std = load_run(folder).moment_scale
     assert std != pytest.approx(1, rel=1e-3)

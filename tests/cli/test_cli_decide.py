@@ -117,6 +117,18 @@ def test_the_tolerance_is_in_the_unit_of_the_target(cli: Cli, numbers: Path) -> 
     assert policy.abstention.tolerance == pytest.approx(100)
 
 
+def test_errors_and_stds_are_printed_in_the_unit_of_the_target(cli: Cli, numbers: Path) -> None:
+    (scale,) = json.loads((numbers / "run.json").read_text())["config"]["scales"]["target_std"]
+    flags = ("--risk", 0.5, "--confidence", 0.6, "--tolerance", 100 * scale, "--false-alarms", 0.5)
+    printed = " ".join(cli("decide", numbers, *flags).out.split())
+    policy = load_run(numbers).policy
+    assert policy is not None
+    assert policy.gate is not None
+    assert f"wrong by more than {100 * scale:.4g}" in printed
+    assert f"epistemic std is above {policy.gate.threshold * scale:.4g}" in printed
+    assert "in units of the target's std" in " ".join(cli("info", numbers).out.split())
+
+
 def test_mistakes_are_explained(cli: Cli, run: Path, numbers: Path, digits: Path) -> None:
     assert "--risk, --false-alarms and --coverage" in cli("decide", run, code=2).err
     assert "too few for a risk of 0.001" in cli("decide", run, "--risk", 0.001, code=1).err

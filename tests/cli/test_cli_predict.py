@@ -74,9 +74,8 @@ def test_one_pass_needs_no_seed(cli: Cli, digits: Path) -> None:
 def test_the_table_has_one_line_per_image(cli: Cli, digits: Path) -> None:
     files = [write_image(Path(name), 8, 8) for name in ("one.png", "two.png")]
     rows = json.loads(cli("predict", digits, *files, "--json").out)
-    above, head, *lines = cli("predict", digits, *files).out.splitlines()
-    assert above.split() == ["total", "epistemic"]
-    assert head.split() == ["image", "label", "probability", "uncertainty", "uncertainty", "verdict"]
+    head, *lines = cli("predict", digits, *files).out.splitlines()
+    assert head.split() == ["image", "label", "probability", "total", "epistemic", "verdict"]
     for line, row in zip(lines, rows, strict=True):
         image, label, *values = line.split()
         assert (image, label) == (row["image"], row["label"])
@@ -94,6 +93,8 @@ def test_the_table_fits_a_terminal(cli: Cli, digits: Path, monkeypatch: pytest.M
     assert max(map(len, lines)) == 80
     (row,) = json.loads(cli("predict", digits, image, "--json").out)
     assert f"{row['probability']:.3f}" in "".join(lines)  # numbers are whole
+    names = "".join(line.split()[0] for line in lines if line.startswith(" ") and not line.startswith("  "))
+    assert names.endswith("a_name_that_is_not_short_at_all.png")  # two names may differ only in their last characters
 
 
 def test_fit_lets_predict_raise_alarms_about_unknown_inputs(cli: Cli, digits: Path) -> None:
@@ -106,6 +107,14 @@ def test_fit_lets_predict_raise_alarms_about_unknown_inputs(cli: Cli, digits: Pa
     generator = torch.Generator().manual_seed(0)
     held_out = load_run(digits).predict(data.normalize(data.validation[:][0]), generator=generator)
     assert policy.gate.alarms(held_out.mutual_information).float().mean() <= 0.06
+
+
+def test_a_folder_is_predicted_as_the_images_in_it(cli: Cli, digits: Path) -> None:
+    Path("scans", "old").mkdir(parents=True)
+    paths = [write_image(Path("scans") / name, 8, 8) for name in ("a.png", "b.png", "old/c.png")]
+    assert cli("predict", digits, "scans", "--json").out == cli("predict", digits, *paths, "--json").out
+    Path("empty").mkdir()
+    assert "empty has no images" in cli("predict", digits, "empty", code=1).err
 
 
 def test_a_run_without_a_policy_says_how_to_get_verdicts(cli: Cli, digits: Path) -> None:

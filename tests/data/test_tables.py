@@ -62,7 +62,7 @@ TABLE_DAMAGE: dict[str, tuple[bytes, str]] = {
     "long row": (b"1 2\n3 4 5\n", "line 2, has 3 columns"),
     "one column": (b"1\n2\n", "2 or more numbers"),
     "only a header": (b"a,b,c\n", "rows"),
-    "empty": (b"", "rows"),
+    "empty": (b"", "2 or more numbers, the target in the last column"),
     "not text": (b"\xff\xfe\0\0\x80", "not a text file"),
 }
 

@@ -127,7 +127,9 @@ def test_files_keep_the_fit(calibrated: tuple[lb.BayesianModel, Tensor], tmp_pat
     rule = Adjoint(mean="moments", margins=2)
     assert torch.equal(loaded.predict(x, rule=rule).probs, bnn.predict(x, rule=rule).probs)
     weight, factor, *_ = bnn.moment_margins[0]
-    assert f"adjoint: weight {weight:.4g}, std × {factor:.4g}" in dict(_file_lines(path, describe(path)))["one pass"]
+    assert (
+        f"adjoint: weight {weight:.4g}, std × {factor:.4g}" in dict(_file_lines(path, describe(path), {}))["one pass"]
+    )
     assert lb.restrict(bnn, 0.5).moment_margins == ()
     for wrong in (MarginFit(1.5), MarginFit(factor=0.0), MarginFit(total_weight=-0.1), MarginFit(total_factor=np.inf)):
         loaded.moment_margins = (wrong,)

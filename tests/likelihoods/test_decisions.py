@@ -141,6 +141,11 @@ def test_too_few_examples_are_refused_with_the_number_that_is_needed() -> None:
     expect(lambda: fit_abstention(torch.full((299,), math.nan), right, 0.01, 0.95, "entropy"), "NaN")
 
 
+def test_the_refusal_says_that_examples_with_an_alarm_do_not_count() -> None:
+    call = lambda: fit_abstention(torch.rand(27), torch.zeros(27), 0.05, 0.95, "confidence", not_answered=3)  # noqa: E731
+    expect(call, "27 held-out examples without an alarm are too few")
+
+
 def test_the_refusal_names_a_risk_that_can_be_kept() -> None:
     random = np.random.default_rng(2)
     scores, wrong = torch.tensor(random.random(1000)), torch.tensor(random.random(1000) < 0.1)

@@ -61,7 +61,7 @@ def test_a_document_has_all_results() -> None:
         "seeds": "0, 1, 2",
         "training": "5 epochs, batch 16, temperature 1.0",
         "test examples": "200; under shift 100",
-        "samples per prediction": "default of the method",
+        "samples per prediction": "30",
         "analysis of variance": document.facts["analysis of variance"],  # tested below
         "versions": "leanbayes 0.1.0, torch 2.13.0",
         "machine": "Linux, x86_64, 4 cores",
@@ -80,14 +80,14 @@ def test_facts_in_which_runs_differ_are_listed() -> None:
     other = changed(run("b"), "record", "config", "recipe", "epochs", value=50)
     other = changed(other, "record", "config", "model", "name", value="cnn")
     other = changed(other, "record", "machine", "gpus", value=["H200", "H200"])
-    other = changed(other, "evaluation", "settings", "samples", value=8)
+    other = changed(other, "evaluation", "costs", "ours", "samples", value=8)
     other = changed(other, "evaluation", "notes", value=["No letters."])
     document = document_of([run("a"), other])
     assert document.title == "digits, mlp; cnn"
     facts = document.facts
     assert facts["network"] == "mlp; cnn"
     assert facts["training"].startswith("5 epochs, batch 16, temperature 1.0; 50 epochs")
-    assert facts["samples per prediction"] == "default of the method; 8"
+    assert facts["samples per prediction"] == "30; 8"
     assert facts["machine"] == "Linux, x86_64, 4 cores; Linux, H200, H200, 4 cores"
     assert facts["left out"] == "No letters."
 

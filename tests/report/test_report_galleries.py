@@ -123,15 +123,15 @@ def named(*classes: str) -> Data:
 
 def test_captions_have_the_predicted_and_the_true_class() -> None:
     assert words(image_data()) == (
-        "predicted class 1, is class 2: confidence 98.8%",
+        "predicted class 1 (98.8%), truth class 2",
         "Test example 3: class 2, predicted as class 1.",
     )
     data = named("cat", "<dog> & co", "Ωmega\n", "cat")
     assert words(data) == (
-        "predicted <dog> & co, is Ωmega\n: confidence 98.8%",
+        "predicted <dog> & co (98.8%), truth Ωmega\n",
         "Test example 3: Ωmega\n, predicted as <dog> & co.",
     )
-    assert words(data, truth=0, answer=3)[0] == "predicted cat, is cat: confidence 98.8%"  # two of one name
+    assert words(data, truth=0, answer=3)[0] == "predicted cat (98.8%), truth cat"  # two of one name
 
 
 def test_a_model_without_mistakes_has_no_gallery() -> None:

@@ -98,12 +98,12 @@ def test_the_threshold_is_that_of_one_run() -> None:
 
 def test_a_person_who_is_never_or_always_asked() -> None:
     never = verdict("person", asking(run(), threshold=0.0, asked=0.0, wrong=0.007, wrong_without=0.007))
-    assert (never.answer, never.status) == ("It need not: 0.7 % of all answers are wrong.", "pass")
+    assert (never.answer, never.status) == ("It need not ask: 0.7 % of all answers are wrong.", "pass")
     three = [
         asking(run(seed=seed), threshold=0.0, asked=0.0, wrong=wrong, wrong_without=wrong)
         for seed, wrong in enumerate((0.011, 0.016, 0.003))
     ]
-    assert verdict("person", *three).answer == "It need not: 1.0 % of all answers are wrong."  # the mean over seeds
+    assert verdict("person", *three).answer == "It need not ask: 1.0 % of all answers are wrong."  # the mean over seeds
     always = asking(run(), asked=1.0, wrong_without=0.4)
     assert verdict("person", always).answer == "Always: no threshold leaves at most 1 % wrong answers."
     assert verdict("person", always, run(seed=1)).answer.startswith("Always, in 1 of 2 runs: ")
@@ -164,6 +164,15 @@ def test_cost_is_the_time_of_a_prediction(time: float, status: str) -> None:
     assert found.status == status
     assert f"takes {time:.3g}× the time of the plain network, and the file has 2× its size." in found.answer
     assert math.isclose(np.mean([0.9, 1.1]), 1)
+
+
+@pytest.mark.parametrize(("time", "samples", "named"), [(32.0, 30, True), (5.0, 1, False), (1.1, 30, False)])
+def test_the_cost_of_many_samples_names_what_costs_less(time: float, samples: int, named: bool) -> None:
+    one = changed(run(), "evaluation", "costs", "ratios", "predict_ms_per_1000", value=time)
+    one = changed(one, "evaluation", "costs", "ours", "samples", value=samples)
+    answer = verdict("cost", one).answer
+    assert (f"that of {samples} samples" in answer) == named
+    assert ("--rule moments" in answer) == named
 
 
 def test_the_documentation_has_the_limits() -> None:

@@ -141,7 +141,7 @@ def test_a_loss_that_cannot_be_computed_is_reported_by_the_training() -> None:
 
 @pytest.mark.parametrize(
     ("temperature", "epochs", "expected"),
-    [(1e-7, 20, "nearly a point"), (1.0, 20, ""), (1000.0, 20, "hardly better than a constant")],
+    [(1e-7, 20, "nearly a point"), (1.0, 20, ""), (1000.0, 20, "hardly learned anything")],
 )
 def test_a_posterior_that_collapsed_or_drowned_the_likelihood_is_reported(
     temperature: float, epochs: int, expected: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
@@ -153,7 +153,7 @@ def test_a_posterior_that_collapsed_or_drowned_the_likelihood_is_reported(
     )  # fmt: skip
     shown = " ".join(capsys.readouterr().err.split())
     scores = read_record(tmp_path)["scores"]["validation"]
-    said = [text for text in ("nearly a point", "drown", "hardly better than a constant") if text in shown]
+    said = [text for text in ("nearly a point", "drown", "hardly learned anything") if text in shown]
     assert (expected in shown) if expected else not said, (said, scores)
 
 
@@ -176,6 +176,11 @@ def test_a_regression_is_checked_too() -> None:
     assert "nearly a point" in (
         posterior_problem({**healthy, "epistemic_std": 1e-3 * std}, lb.MeanField(), 0.1, data) or ""
     )
+    said = posterior_problem(
+        {"nll": 4.08, "mutual_information": 0.0, "entropy": 0.1}, lb.MeanField(), 1.0, task(clusters())
+    )
+    assert "held-out NLL 4.08" in (said or "")
+    assert "lb.Deterministic" in (said or "")
     assert "RMSE" in (posterior_problem({**healthy, "rmse": 0.99 * std}, lb.MeanField(), 0.1, data) or "")
 
 

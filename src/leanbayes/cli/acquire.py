@@ -13,11 +13,10 @@ from torch import Tensor
 from leanbayes.cli.console import cell, line
 from leanbayes.cli.decide import Score
 from leanbayes.cli.options import RunFolder, parse
-from leanbayes.cli.runs import TrainedRun, open_run
+from leanbayes.cli.runs import TrainedRun, files_in, open_run
 from leanbayes.cli.text_tables import show
 from leanbayes.core.json_values import json_text
 from leanbayes.data import TABLE_ENDINGS
-from leanbayes.data.image_files import list_image_files
 from leanbayes.errors import LeanBayesError
 from leanbayes.evaluation import decide
 from leanbayes.evaluation.full_evaluation import batch_size
@@ -118,10 +117,5 @@ def _listed(run: TrainedRun, pool: tuple[Path, ...]) -> tuple[list[dict[str, Any
         return names, lambda place: rows[place : place + 1]
     if any(tables):
         raise LeanBayesError("The pool has images and tables: give only one kind.")
-    files: list[Path] = []
-    for path in pool:
-        found = [Path(name) for name in list_image_files(path)] if path.is_dir() else [path]
-        if not found:
-            raise LeanBayesError(f"{path} has no images: give a folder of images.")
-        files += found
+    files = files_in(pool)
     return [{"image": str(path)} for path in files], lambda place: run.read(files[place])

@@ -34,10 +34,11 @@ _FACTORS = ("mean", "std")
 class CalibrateOptions:
     """Fit two factors, for the mean and the std of one-pass predictions, on the held-out data of a trained run.
 
-    The factors are stored in model.safetensors of the run; nothing else in it changes. From then on all one-pass
-    predictions use them: those of evaluate and predict with --rule moments, and those of the file that export writes.
-    compress fits new factors for its file, to the default of --to. With --layers the mean and variance of each layer
-    are corrected first, by Monte Carlo samples of the weights.
+    The factors are stored in model.safetensors of the run. A policy in it is removed, because it was fitted to other
+    predictions: decide fits one again. Nothing else in the file changes. From then on all one-pass predictions use the
+    factors: those of evaluate and predict with --rule moments, and those of the file that export writes. compress fits
+    new factors for its file, to the default of --to. With --layers the mean and variance of each layer are corrected
+    first, by Monte Carlo samples of the weights.
 
     Attributes:
         run: folder of the run.
@@ -96,7 +97,7 @@ def _calibrate(options: CalibrateOptions) -> None:
         scores = evaluate(bnn, batches.epoch(), rule="moments", target_scale=data.target_std, details=False)
         return State(dict(zip(_FACTORS, bnn.moment_scale, strict=True)), len(bnn.moment_layers), scores)
 
-    before = state()
+    before, decided = state(), bnn.policy is not None
     generator = torch.Generator().manual_seed(options.seed)
     calibrate(
         bnn,
@@ -113,6 +114,11 @@ def _calibrate(options: CalibrateOptions) -> None:
     save(bnn, options.run / MODEL)
     target = target_of(bnn, options.to, options.layers)
     _print(options, target, batches.examples, before, after, _command(options.run, bnn))
+    if decided and not options.json:
+        line(
+            "The policy of the run is removed, because it was fitted to other predictions, so predict has no verdicts. "
+            f"To fit one: leanbayes decide {shlex.quote(str(options.run))} --false-alarms 0.05 --rule moments"
+        )
 
 
 def _say_progress(done: int, total: int) -> None:
@@ -156,7 +162,7 @@ def _print(options: CalibrateOptions, to: Target, examples: int, before: State, 
     wrong = round((1 - before.scores.get("accuracy", 0.0)) * examples)
     if to == "labels" and options.factors and wrong < LEAST_WRONG:
         line(
-            f"Only {wrong} of these predictions are wrong, so the fit may make predictions less certain, but not more: "
-            f"that needs {LEAST_WRONG} wrong ones."
+            f"Wrong predictions among these: {wrong}. With fewer than {LEAST_WRONG}, the fit may make predictions less "
+            "certain, but not more."
         )
     line(f"These scores are from the data of the fit. For those of the test data, run: {command}")

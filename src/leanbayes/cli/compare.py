@@ -34,7 +34,7 @@ from leanbayes.training.record import machine, versions, write_json
 
 RECORD, REPORT = "compare.json", "report.html"
 FIRST = ("deterministic", "mean-field", "vdp")  # what a new user should see first
-Methods = Annotated[tuple[str, ...], tyro.conf.Positional, tyro.conf.arg(metavar="METHODS")]
+Methods = Annotated[tuple[str, ...], tyro.conf.Positional, tyro.conf.arg(metavar="[METHODS]")]
 
 
 @dataclass(frozen=True)

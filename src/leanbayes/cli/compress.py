@@ -20,7 +20,7 @@ from leanbayes.deploy.compact.search import Goal, parse_size
 from leanbayes.errors import LeanBayesError, printable
 from leanbayes.methods import METHODS
 
-CompactPath = Annotated[Path | None, tyro.conf.Positional, tyro.conf.arg(metavar="OUT")]
+CompactPath = Annotated[Path | None, tyro.conf.Positional, tyro.conf.arg(metavar="[OUT]")]
 
 
 @dataclass(frozen=True)
@@ -113,5 +113,5 @@ def _print(options: CompressOptions, file: CompactFile) -> None:
         view.add_column(name, justify="right")
     for one in file.tried:
         mark = "chosen" if one is chosen else ""
-        view.add_row(cell(one.trial), f"{one.bytes:,}", f"{one.nll:.4f}", f"{one.nll - before:+.4f}", mark)
+        view.add_row(cell(one.trial), f"{one.bytes:,}", f"{one.nll:.4f}", f"{one.nll - before:+z.4f}", mark)
     show(f"{file.path}: {file.bytes:,} bytes, validation NLL {chosen.nll:.4f}", view)

@@ -97,7 +97,7 @@ def _decide(options: DecideOptions) -> None:
         print(json_text({"run": str(options.run), "file": str(path), "policy": config.encode(policy)}))
         return
     line(f"{path}: a policy for predictions {policy.way}")
-    for sentence in policy.sentences():
+    for sentence in policy.sentences(scale):
         line(f"- {sentence}")
 
 

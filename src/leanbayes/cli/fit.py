@@ -21,9 +21,14 @@ from leanbayes.training import Recipe, read_record
 
 
 def _help() -> str:
+    width = max(map(len, METHODS))
     lines = {
         name: textwrap.fill(
-            summary(method), 80, initial_indent=f"  {name:<15} ", subsequent_indent=" " * 18, break_on_hyphens=False
+            summary(method),
+            80,
+            initial_indent=f"  {name:<{width}} ",
+            subsequent_indent=" " * (width + 3),
+            break_on_hyphens=False,
         )
         for name, method in METHODS.items()
     }

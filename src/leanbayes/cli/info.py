@@ -58,7 +58,7 @@ def _info(path: Path, as_json: bool) -> None:
         print(json_text(found))
         return
     run = found.get("run", {})
-    groups = {"run": _run_lines(run), "model": _file_lines(path, found.get("file", {}))}
+    groups = {"run": _run_lines(run), "model": _file_lines(path, found.get("file", {}), run)}
     for split, scores in run.get("scores", {}).items():
         groups[f"{_SPLITS.get(split, split)} scores"] = _values(scores)
     groups["cost"] = _values(in_columns(run["costs"])) if {"trainable", "stored"} <= run.get("costs", {}).keys() else []
@@ -107,7 +107,7 @@ def _run_lines(run: dict[str, Any]) -> list[tuple[str, str]]:
     ]
 
 
-def _file_lines(path: Path, file: dict[str, Any]) -> list[tuple[str, str]]:
+def _file_lines(path: Path, file: dict[str, Any], run: dict[str, Any]) -> list[tuple[str, str]]:
     if not file:
         return []
     weights = f"{file['bayesian_weights']:,} of {file['weights']:,}"
@@ -117,13 +117,16 @@ def _file_lines(path: Path, file: dict[str, Any]) -> list[tuple[str, str]]:
     fits = file["moment_margins"]  # the first is for one margin
     margin = "".join([f"adjoint: weight {weight:.4g}, std × {factor:.4g}" for weight, factor, *_ in fits[:1]])
     calibration = ", ".join(filter(None, [layers, factors, margin])) or "not calibrated"
+    scales = run.get("config", {}).get("scales")
+    standardized = isinstance(scales, dict) and scales.get("target_std")
+    unit = " Errors and stds are in units of the target's std." if standardized else ""
     return [
         ("file", f"{path}, {file['bytes']:,} bytes"),
         ("method", _settings(file["method"])),
         ("likelihood", _settings(file["likelihood"])),
         ("rule", f"{_settings(file['rule'])}, trained with {file['trained_rule'] or 'none yet'}"),
         *([("one pass", calibration)] if file["bayesian_weights"] else []),
-        *([("policy", file["policy"])] if file.get("policy") else []),
+        *([("policy", f"{file['policy']}{unit}")] if file.get("policy") else []),
         ("Bayesian weights", f"{weights} in {len(file['layers'])} parameters"),
     ]
 

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from leanbayes.cli.console import cell
 from leanbayes.cli.options import RunFolder, parse
-from leanbayes.cli.runs import TrainedRun, open_run
+from leanbayes.cli.runs import TrainedRun, files_in, open_run
 from leanbayes.cli.text_tables import show
 from leanbayes.core.json_values import json_text
 from leanbayes.data import TABLE_ENDINGS
@@ -21,7 +21,7 @@ from leanbayes.errors import LeanBayesError
 from leanbayes.likelihoods import ClassPrediction
 from leanbayes.likelihoods.decisions import Decision
 from leanbayes.model.bayesian import BayesianModel
-from leanbayes.training.progress import say
+from leanbayes.training.progress import Progress, say
 
 Files = Annotated[
     tuple[Path, ...], tyro.conf.Positional, tyro.conf.arg(metavar="FILES", help_behavior_hint="(required)")
@@ -29,6 +29,7 @@ Files = Annotated[
 _CLASS_COLUMNS = ("probability", "total_uncertainty", "epistemic_uncertainty")
 _REGRESSION_COLUMNS = ("mean", "std", "epistemic_std")
 _ENDS = ("low", "high")
+_FEW = 20  # files that need no progress bar
 _MOST_DETAIL_LOST = 2 / 3  # enlarged digits lose at most 0.3 and MNIST in 8×8 pixels 0.5; noise of twice the size 0.8
 
 
@@ -45,7 +46,7 @@ class PredictOptions:
 
     Attributes:
         run: folder of the run.
-        files: images, or csv tables of inputs.
+        files: images and folders of images, or csv tables of inputs.
         samples: Monte Carlo samples per prediction. None means those of the policy, or the default of the method.
         rule: how random weights are combined with activations: sample, moments, mean or another rule, also with
             settings, such as adjoint:mean=moments,margins=3. moments needs one pass and no samples. None means the rule
@@ -68,24 +69,29 @@ def command(words: list[str]) -> Callable[[], None]:
     """Parse the arguments, and return the action."""
     options = parse(PredictOptions, words, "predict")
     if not options.files:
-        raise LeanBayesError("There is nothing to predict: give at least one image or table.")
+        raise LeanBayesError("There is nothing to predict: give at least one image, folder of images or table.")
     return lambda: _predict(options)
 
 
 def _predict(options: PredictOptions) -> None:
     run = open_run(options.run, options.device)
-    tables = [path.name.lower().endswith(TABLE_ENDINGS) for path in options.files]
+    files = files_in(options.files)
+    tables = [path.name.lower().endswith(TABLE_ENDINGS) for path in files]
     rows: list[dict[str, Any]] = []
-    for path, table in zip(options.files, tables, strict=True):
-        rows += predict_table(run, path, options) if table else [predict_image(run, path, options)]
+    with Progress("Predicting", len(files), len(files) > _FEW and not options.json, None) as progress:
+        for path, table in zip(files, tables, strict=True):
+            rows += predict_table(run, path, options) if table else [predict_image(run, path, options)]
+            progress.advance()
     if options.json:
         print(json_text(rows))
         return
     names, form = (_REGRESSION_COLUMNS, ".4g") if all(tables) else (_CLASS_COLUMNS, ".3f")
     first, second = ("table", "row") if all(tables) else ("image", "label")
-    view = Table(first, second, box=None)
+    view = Table(box=None)
+    view.add_column(first, overflow="fold")  # the end of a path says which image it is
+    view.add_column(second, no_wrap=True)
     for name in names:
-        view.add_column(name.replace("_", "\n"), justify="right", no_wrap=True)
+        view.add_column(name.removesuffix("_uncertainty").replace("_", "\n"), justify="right", no_wrap=True)
     decided = [name for name in (*_ENDS, "set", "verdict") if any(name in row for row in rows)]
     for name in decided:
         view.add_column(name, justify="right" if name in _ENDS else "left")

@@ -4,6 +4,7 @@ import contextlib
 import dataclasses
 import hashlib
 import tempfile
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,7 @@ from leanbayes.cli.options import Task
 from leanbayes.core.config import decode
 from leanbayes.core.json_values import check_shape
 from leanbayes.data import Batches, Data, Normalize, detail_lost, load, read_image, read_table
+from leanbayes.data.image_files import list_image_files
 from leanbayes.deploy.model_file import save
 from leanbayes.errors import FileFormatError, LeanBayesError
 from leanbayes.evaluation.full_evaluation import batch_size
@@ -195,6 +197,17 @@ class TrainedRun:
             raise LeanBayesError(f"{path} has {rows.shape[1]} columns: give the {features} inputs, without the target.")
         mean, std = (torch.tensor(scales[name], dtype=torch.float64) for name in ("input_mean", "input_std"))
         return ((rows - mean) / std).float()
+
+
+def files_in(given: Sequence[Path]) -> list[Path]:
+    """Return the given files, and in place of a folder the images in it."""
+    files: list[Path] = []
+    for path in given:
+        found = [Path(name) for name in list_image_files(path)] if path.is_dir() else [path]
+        if not found:
+            raise LeanBayesError(f"{path} has no images: give a folder of images.")
+        files += found
+    return files
 
 
 _SCALES = ("input_mean", "input_std", "target_mean", "target_std")

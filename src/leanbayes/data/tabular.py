@@ -126,9 +126,8 @@ def read_table(path: Path, least_columns: int = 2) -> Array:
             )
         numbers.extend(values)
     if columns < least_columns or not numbers:
-        raise FileFormatError(
-            f"{path} must have rows of {least_columns} or more numbers, the target in the last column: check the file."
-        )
+        target = ", the target in the last column" if least_columns > 1 else ""
+        raise FileFormatError(f"{path} must have rows of {least_columns} or more numbers{target}: check the file.")
     return np.frombuffer(numbers).reshape(-1, columns)
 
 

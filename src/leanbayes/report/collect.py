@@ -154,8 +154,7 @@ def _recipe(run: EvaluatedRun) -> str:
 
 
 def _samples(run: EvaluatedRun) -> str:
-    samples = run.evaluation["settings"]["samples"]
-    return "default of the method" if samples is None else str(samples)
+    return str(run.evaluation["costs"]["ours"]["samples"])
 
 
 def _machine(run: EvaluatedRun) -> str:

@@ -49,7 +49,7 @@ def _example(data: Data, example: Mapping[str, Any]) -> dict[str, Any]:
     return {
         "index": example["index"],
         "pngs": [{"data": png(_read(data, example["index"])[0][0]), "label": ""}],
-        "caption": f"predicted {answer}, is {truth}: confidence {example['confidence']:.1%}",
+        "caption": f"predicted {answer} ({example['confidence']:.1%}), truth {truth}",
         "alt": f"Test example {example['index']}: {truth}, predicted as {answer}.",
     }
 

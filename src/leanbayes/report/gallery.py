@@ -55,7 +55,7 @@ class GalleryImage:
         alt: Description for readers who do not see them.
 
     Example:
-        >>> GalleryImage((png,), "predicted 3, is 5: confidence 99.1%", "A digit 5, predicted as 3.")
+        >>> GalleryImage((png,), "predicted 3 (99.1%), truth 5", "A digit 5, predicted as 3.")
     """
 
     pngs: tuple[Png, ...]

@@ -68,7 +68,7 @@ def _person(runs: Runs) -> Verdict | None:
             f"At a confidence threshold of {threshold:.2f}, {_percent(asked)} go to a person and "
             f"{_percent(wrong)} of the rest are wrong ({_percent(one['wrong_without'])} without asking)."
             if asked
-            else f"It need not: {_percent(wrong)} of all answers are wrong."
+            else f"It need not ask: {_percent(wrong)} of all answers are wrong."
         )
         return Verdict(question, answer, _status((asked, _ASKED), (wrong, _WRONG)))
     if not asked:
@@ -105,7 +105,13 @@ def _cost(runs: Runs) -> Verdict | None:
     ratios = [run.evaluation["costs"]["ratios"] for run in runs]
     time, size = (statistics.fmean(one[key] for one in ratios) for key in ("predict_ms_per_1000", "file_bytes"))
     answer = f"A prediction takes {time:.3g}× the time of the plain network, and the file has {size:.3g}× its size."
-    return Verdict(COST, answer, _status((time, _TIMES)))
+    status, samples = _status((time, _TIMES)), runs[0].evaluation["costs"]["ours"]["samples"]
+    if status != "pass" and samples > 1:
+        answer += (
+            f" The time is that of {samples:g} samples. Fewer take less, and so does one pass (--rule moments) for "
+            "methods that have it."
+        )
+    return Verdict(COST, answer, status)
 
 
 def _shifted(run: EvaluatedRun, family: str, key: str) -> float | None:

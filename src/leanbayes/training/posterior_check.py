@@ -28,8 +28,9 @@ def posterior_problem(scores: Mapping[str, float], method: Method, temperature: 
     information, entropy, nll = (scores.get(name, math.nan) for name in ("mutual_information", "entropy", "nll"))
     if learned:
         return (
-            f"The held-out predictions are hardly better than a constant one ({learned}): the KL may have drowned the "
-            f"likelihood, so train longer, or with a temperature below {temperature:g}."
+            f"The model has hardly learned anything (held-out {learned}). See if the plain network learns with the "
+            "same settings (lb.Deterministic, or leanbayes fit deterministic). If it does not, train longer, or change "
+            f"the learning rate. If it does, the KL drowns the likelihood: take a temperature below {temperature:g}."
         )
     if information > _LARGE_INFORMATION and entropy - nll > _LARGE_GAP:
         return (

@@ -104,7 +104,7 @@ def fit_abstention(
     errors = torch.cat([torch.zeros(1), wrong.detach().cpu()[order].double().cumsum(0)]).long()
     count = _accepted(scores, errors, risk, 1 - confidence)
     if count is None:
-        raise LeanBayesError(_refusal(scores, errors, risk, confidence))
+        raise LeanBayesError(_refusal(scores, errors, risk, confidence, not_answered))
     threshold = None if count == len(scores) else scores[count].item()
     wrong_share, examples = int(errors[count]) / count, len(scores) + not_answered
     return Abstention(risk, confidence, score, threshold, examples, count / examples, wrong_share, tolerance)
@@ -152,13 +152,15 @@ def binomial_tail(errors: int, count: int, rate: float) -> float:
     return min(1.0, logs.logsumexp(0).exp().item())
 
 
-def _refusal(scores: Tensor, errors: Tensor, risk: float, confidence: float) -> str:
+def _refusal(scores: Tensor, errors: Tensor, risk: float, confidence: float, alarms: int) -> str:
     examples, level = len(scores), 1 - confidence
     least = least_examples(risk, level)
+    without = " without an alarm" if alarms else ""
     if least > examples:
         return (
-            f"{examples:,} held-out examples are too few for a risk of {risk:.3g}: with {confidence:.0%} confidence, "
-            f"even {least - 1:,} right answers do not show it. Hold out at least {least:,}, or allow a higher risk."
+            f"{examples:,} held-out examples{without} are too few for a risk of {risk:.3g}: with {confidence:.0%} "
+            f"confidence, even {least - 1:,} right answers do not show it. Hold out at least {least:,}, or allow a "
+            "higher risk."
         )
     possible = sorted(
         {round(risk * 1.1**place, 3) for place in range(1, 100) if risk < round(risk * 1.1**place, 3) < 1}

@@ -1,7 +1,7 @@
 """A policy turns predictions into decisions: answer or ask a person, and sets or intervals."""
 
 import warnings
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -135,9 +135,19 @@ class Policy:
         """How the predictions of the fit were made."""
         return _way(self.samples, self.rule)
 
-    def sentences(self) -> list[str]:
-        """Describe each part of the policy."""
-        found = [getattr(self, name) for name in _PARTS]
+    def sentences(self, target_std: float = 1.0) -> list[str]:
+        """Describe each part of the policy.
+
+        Args:
+            target_std: For a regression with standardized targets, their std: errors and stds have the unit of the
+                target then, and not that of the standardized one.
+        """
+        gate, abstention = self.gate, self.abstention
+        if gate is not None and gate.score.endswith("std"):
+            gate = replace(gate, threshold=gate.threshold * target_std)
+        if abstention is not None and abstention.tolerance is not None:
+            abstention = replace(abstention, tolerance=abstention.tolerance * target_std)
+        found = [abstention, gate, self.sets, self.intervals]
         return [f"{str(part)[0].upper()}{str(part)[1:]}." for part in found if part is not None]
 
     def __str__(self) -> str:
