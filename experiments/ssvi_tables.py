@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
-from stored import read
+from stored import read, seeds_of
 
 NETWORK = "resnet-18"
 SPARSE_FILES = ("cifar10_resnet18", "cifar10_ssvi", "cifar10_ssvi_paper", "cifar100_ssvi")
@@ -110,7 +110,7 @@ def sparse_figures(results: Path) -> Iterator[str]:
         for path in sorted((results / "ssvi").glob(pattern)):
             where = ""
             if record:
-                task = f"{record['model']['name']} on {record['source']['name']}, seed {record['seed']}"
+                task = f"{record['model']['name']} on {record['source']['name']}, {seeds_of(record)}"
                 where = f" ({task}, {record['recipe']['epochs']} epochs)"
             yield f"![{path.stem}](../experiments/results/ssvi/{path.name})\n\n{caption}{where}."
 

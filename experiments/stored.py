@@ -50,3 +50,9 @@ def _key(key: str, owner: dict[str, Any]) -> str:
     if key == "figures" and isinstance(owner[key], dict):  # metrics; a list holds plots
         return "metrics"
     return KEYS.get(key) or current(key)
+
+
+def seeds_of(record: dict[str, Any]) -> str:
+    """Format the seeds of a comparison."""
+    first, count = record["seed"], record.get("seeds", 1)
+    return f"seed {first}" if count == 1 else f"seeds {first} to {first + count - 1}"

@@ -21,7 +21,7 @@ from papers_tables import papers_tables
 from pbn_tables import partial_tables
 from sharing_tables import sharing_tables
 from ssvi_tables import flops_table, overlap_table, sparse_entries, sparse_figures, sparse_tables
-from stored import read
+from stored import read, seeds_of
 
 HERE = Path(__file__).parent
 BEGIN, END = "<!-- measured -->", "<!-- /measured -->"
@@ -144,12 +144,6 @@ def table(record: dict[str, Any], title: str) -> str:
         cells = [cell(metrics[key], form, method in winners.get(key, ())) for method, metrics in methods.items()]
         lines.append(f"| {name} | {' | '.join(cells)} |")
     return "\n".join(lines)
-
-
-def seeds_of(record: dict[str, Any]) -> str:
-    """Format the seeds of a comparison."""
-    first, count = record["seed"], record["seeds"]
-    return f"seed {first}" if count == 1 else f"seeds {first} to {first + count - 1}"
 
 
 def temperature_of(recipe: dict[str, Any]) -> str:
