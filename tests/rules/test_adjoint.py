@@ -15,7 +15,7 @@ from torch.nn.grad import conv2d_weight
 import leanbayes as lb
 from leanbayes.core.counters import PeakMemory
 from leanbayes.core.network import call_with, output_tensor
-from leanbayes.rules import Adjoint, adjoint, example_gradients, linear_in_weight
+from leanbayes.rules import Adjoint, adjoint_weight, example_gradients, linear_in_weight
 from leanbayes.rules.margins import margin_variances
 
 
@@ -89,7 +89,7 @@ def test_slots_without_noise_are_plain_tensors() -> None:
     network = CASES["mlp"].build()
     bnn = make(network, lb.PBN(1.0, sensitivity="random"))
     values, _ = Adjoint().weights(bnn.posterior, bnn.next_draw().key, with_kl=False)
-    assert all(isinstance(value, adjoint.AdjointWeight) for value in values)
+    assert all(isinstance(value, adjoint_weight.AdjointWeight) for value in values)
     none = make(network, lb.PBN(0.0, sensitivity="random"))
     values, _ = Adjoint().weights(none.posterior, none.next_draw().key, with_kl=False)
     assert all(isinstance(value, Tensor) for value in values)
@@ -258,7 +258,7 @@ def test_chunks_give_the_same(name: str, monkeypatch: pytest.MonkeyPatch) -> Non
     with bnn.using("adjoint"):
         whole = bnn(x).variance
         for elements in (1, 1000, 5000):  # of the weight gradients
-            monkeypatch.setitem(adjoint._ELEMENTS, "cpu", elements)
+            monkeypatch.setitem(adjoint_weight._ELEMENTS, "cpu", elements)
             torch.testing.assert_close(bnn(x).variance, whole)
     prediction = bnn.predict(x, rule="adjoint")
     cut = bnn.predict(x, rule="adjoint", memory_budget=20_000)  # of everything
@@ -289,7 +289,7 @@ def test_memory_is_not_that_of_batch_times_weights(layer: str, monkeypatch: pyte
         "tied": lambda: (Tied(), torch.randn(batch, 256)),
     }[layer]()
     bnn = lb.bayesianize(network.eval(), lb.MeanField())
-    monkeypatch.setitem(adjoint._ELEMENTS, "cpu", 4 * weights)
+    monkeypatch.setitem(adjoint_weight._ELEMENTS, "cpu", 4 * weights)
     with bnn.using("adjoint"), PeakMemory() as memory:
         bnn(x)
     assert memory.peak_bytes < 4 * (16 * weights + 40 * x.numel() + 40 * 256 * batch)
