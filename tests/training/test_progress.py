@@ -157,6 +157,13 @@ def test_a_posterior_that_collapsed_or_drowned_the_likelihood_is_reported(
     assert (expected in shown) if expected else not said, (said, scores)
 
 
+def test_a_collapsed_posterior_is_logged_if_the_progress_is_not_shown(caplog: pytest.LogCaptureFixture) -> None:
+    lb.fit(mlp(), lb.MeanField(init_std=1e-3), task(clusters()), epochs=2, device="cpu", progress=False)
+    (record,) = [record for record in caplog.records if record.name == "leanbayes"]
+    assert record.levelname == "WARNING"
+    assert record.getMessage().startswith("MeanField: Samples of the weights hardly disagree")
+
+
 def test_predictions_that_are_less_certain_than_right_are_reported() -> None:
     data = task(clusters())
     scores = {"nll": 0.5, "entropy": 0.9, "mutual_information": 0.4, "accuracy": 0.93}

@@ -98,7 +98,8 @@ def fit(
         likelihood: What the outputs mean. By default the likelihood of the data, e.g. `lb.Categorical()` for classes.
         select: The parameters that become Bayesian, as in `lb.bayesianize`.
         overwrite: Whether to remove the run that `out` holds, and start again. Other files in it stay.
-        progress: Whether to show a progress bar, or lines if there is no terminal.
+        progress: Whether to show a progress bar, or lines if there is no terminal. Without it, a posterior that
+            collapsed is a warning in the log.
         notes: More settings for run.json, such as the name of the network. Only JSON values.
         on_log: A function that gets the number of steps done and a dict of metrics, such as {"train/loss": 0.31,
             "validation/accuracy": 0.94}, at each log entry, and {"final/accuracy": ...} at the end. What it raises

@@ -84,6 +84,11 @@ class Journal:
         """Print a sentence."""
         self._progress.say(text)
 
+    def warn(self, text: str) -> None:
+        """Print a sentence, or log it as a warning if the progress is not shown."""
+        if self._accelerator.is_main_process:
+            self._progress.warn(text)
+
     # -- time ---------------------------------------------------------------------------------------------------------
 
     def start(self) -> None:

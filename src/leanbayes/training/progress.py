@@ -1,6 +1,7 @@
 """The progress of a training: a bar in a terminal, plain lines elsewhere, and scalars for TensorBoard."""
 
 import contextlib
+import logging
 import sys
 import time
 from collections.abc import Collection, Iterator, Mapping
@@ -25,6 +26,7 @@ _IN_THE_BAR = ("loss", "kl", "sigma", "accuracy", "rmse", "examples_per_second")
 _HELD_OUT = ("accuracy", "rmse")  # of the values in the bar
 _TITLE_WIDTH = 30  # characters of the title in the bar, so that its other columns fit into 80
 _SECONDS_BETWEEN_LINES = 10
+_LOG = logging.getLogger("leanbayes")
 
 
 class Progress:
@@ -139,6 +141,13 @@ class Progress:
     def say(self, text: str) -> None:
         """Print a sentence."""
         if self._console is not None:
+            self._print(text)
+
+    def warn(self, text: str) -> None:
+        """Print a sentence that matters also to those who do not watch the training: then it goes to the log."""
+        if self._console is None:
+            _LOG.warning("%s: %s", self._title, printable(text))
+        else:
             self._print(text)
 
     def _print(self, text: str) -> None:

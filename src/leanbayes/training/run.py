@@ -276,7 +276,7 @@ class Run:
         assert isinstance(temperature, (int, float))  # `fit` has chosen it
         problem = posterior_problem(scores, bnn.method, temperature, self._data)
         if problem is not None:
-            journal.say(problem)
+            journal.warn(problem)
         self._accelerator.wait_for_everyone()
 
     # -- what loops and hooks are given -------------------------------------------------------------------------------
