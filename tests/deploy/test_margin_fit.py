@@ -79,22 +79,41 @@ def test_predictions_use_the_fit(calibrated: tuple[lb.BayesianModel, Tensor]) ->
 
 @torch.no_grad()
 def test_the_fit_of_all_noise_is_least_squares(calibrated: tuple[lb.BayesianModel, Tensor]) -> None:
-    """Against NumPy's least squares of the mean variance of the logits, with 2000 samples in place of 48."""
+    """Against NumPy's least squares of the mean log variance of the logits, with 2000 samples in place of 48."""
     bnn, x = calibrated
     x = x[:128]
     source = torch.Generator().manual_seed(3)
-    true = bnn.predict(x, rule="sample", samples=2000, generator=source, keep_outputs=True).outputs.var(0).mean(1)
+    true = bnn.predict(x, rule="sample", samples=2000, generator=source, keep_outputs=True).outputs.var(0).log().mean(1)
     with bnn.using("moments"):
-        first = bnn(x).variance.mean(1)
+        first = bnn(x).variance.log().mean(1)
     for count, fit in enumerate(bnn.moment_margins, 1):
         ratios = []
         for k in range(1, count + 1):  # a margin at a time, by brute force: the largest logit and the k-th other one
             ratios.append(margin_ratio(bnn, x, k))
         columns = np.stack([torch.stack(ratios).mean(0).numpy(), np.ones(len(x))], 1)
-        (weight, offset), *_ = np.linalg.lstsq(columns, (true / first).log().numpy(), rcond=None)
+        (weight, offset), *_ = np.linalg.lstsq(columns, (true - first).numpy(), rcond=None)
         assert 0 < weight < 1  # so that no limit applies
         assert fit.total_weight == pytest.approx(weight, abs=0.12)
         assert fit.total_factor == pytest.approx(np.exp(offset / 2), rel=0.05)
+
+
+def test_a_constant_logit_does_not_count() -> None:
+    class Masked(nn.Module):
+        """A class that is impossible, as masks of language models make them."""
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.layers = nn.Sequential(nn.Linear(4, 16), nn.ReLU(), nn.Linear(16, 4))
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.layers(x).masked_fill(torch.tensor([False, True, False, False]), -30.0)
+
+    torch.manual_seed(0)
+    bnn = lb.bayesianize(Masked(), lb.MeanField(init_std=0.2)).eval()
+    source = torch.Generator().manual_seed(0)
+    lb.calibrate(bnn, [torch.randn(64, 4)], to="samples", layers=True, factors=False, generator=source)
+    assert len(bnn.moment_margins) == 3
+    assert all(0 <= fit.total_weight <= 1 and 0.3 < fit.total_factor < 3 for fit in bnn.moment_margins)
 
 
 def margin_ratio(bnn: lb.BayesianModel, x: Tensor, k: int) -> Tensor:

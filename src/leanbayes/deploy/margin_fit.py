@@ -7,7 +7,8 @@ order does not see. The combined prediction uses
     b²·g^(1 - w)·v^w for a margin, and the noise of one pass times c·(v/g)^(u/2) for all logits,
 
 where w and log b minimize the squared error of the log variance of the margins over some inputs, given the variances
-of samples, and u and log c that of the mean variance of the logits, with the geometric mean of v/g over the margins.
+of samples, and u and log c that of the mean log variance of the logits, with the geometric mean of v/g over the
+margins. With the logarithm of the mean variance the stds of most logits would be too large.
 The logarithm of a variance of n samples is too small by log(ν/2) - ψ(ν/2), ν = n - 1, on average, and this is
 corrected. There is one fit for each number of margins. Without a fit, w = b = c = 1 and u = 0.
 """
@@ -81,7 +82,7 @@ def _logs(
     """Return logarithms of variances.
 
     The first are those of the margins, (3, examples, margins): by backward passes, by one pass, and by samples. The
-    others are those of the mean variance of the logits, (2, examples): by one pass and by samples.
+    others are means over the logits, (2, examples): by one pass and by samples.
     """
     rule = Adjoint(mean="moments", margins=_MOST_MARGINS)
     assert rule.mean_rule is not None
@@ -102,8 +103,9 @@ def _logs(
     total = variance if common is None else variance + common.square().sum(0)
     found = [margin_variances(own_variance, own_common, classes), margin_variances(variance, common, classes)]
     found.append(margins.squares / (samples - 1))
-    totals = [total.mean(-1), (logits.squares / (samples - 1)).mean(-1)]
-    return tuple(torch.stack([part.double().log() for part in parts]) for parts in (found, totals))  # type: ignore[return-value]
+    totals = torch.stack([total.double(), logits.squares / (samples - 1)])
+    random = (totals > 0).all(0)  # a logit may be a constant
+    return torch.stack([part.double().log() for part in found]), totals.log().where(random, torch.nan).nanmean(-1)
 
 
 def _output(bnn: BayesianModel, x: Any, rule: Rule) -> Any:
