@@ -111,7 +111,9 @@ class Categorical(Likelihood[ClassPrediction]):
         margin_std = None
         if common is None or loc.dim() <= 2:  # for maps it would take much memory
             margin_std = _margin_variance(loc, variance, common).sqrt()
-        return self.prediction_type(1, None, probs.movedim(-1, self.class_dim), entropy, self.class_dim, margin_std)
+        probs = probs.movedim(-1, self.class_dim)
+        # By keyword: up to torch 2.11 the compiler cannot bind a default behind a keyword-only field by position.
+        return self.prediction_type(1, None, probs, entropy, self.class_dim, margin_std=margin_std)
 
     def margin_variance(self, output: Moments) -> Tensor:
         """Return the variance of the difference of the two largest mean logits, without the dimension of classes."""

@@ -223,12 +223,14 @@ def _parts_of_pass(bnn: "BayesianModel", draw: "Draw | None", x: Any, summarize:
 class _ListsForTuples(TorchFunctionMode):
     """Let torch.cat((x, y)) dispatch on `Moments`, as rotary position embeddings call it.
 
-    The compiler looks for them in a list, torch.cat([x, y]), but not in a tuple.
+    The compiler looks for them in a list, torch.cat([x, y]), but not in a tuple. Up to torch 2.11 it cannot trace the
+    method `unflatten` below such a mode, but it can trace the function.
     """
 
     def __torch_function__(self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None) -> Any:
         if func in _JOINING and args and isinstance(args[0], tuple):
             args = (list(args[0]), *args[1:])
+        func = torch.unflatten if func is Tensor.unflatten else func
         return func(*args, **(kwargs or {}))
 
 
