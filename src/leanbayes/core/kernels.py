@@ -1,6 +1,7 @@
-"""When to use the fused GPU kernels: those that draw weights and sum the KL in one pass, and the mean softmax.
+"""When to use the fused GPU kernels: those that draw weights and sum the KL in one pass, the mean softmax, activations.
 
-Each kernel has an equivalent in plain torch (`gaussian.py`, `noise.py`, `expectations.py`) for all other devices.
+Each kernel has an equivalent in plain torch (`gaussian.py`, `noise.py`, `expectations.py`, `exact_moments.py`) for all
+other devices.
 `torch.compile` launches the same kernels, so a compiled and an eager step use the same noise.
 """
 
@@ -14,6 +15,7 @@ from torch import Tensor
 _INSTALLED = torch.version.cuda is not None and importlib.util.find_spec("triton") is not None
 ops: Any = importlib.import_module("leanbayes.core._triton") if _INSTALLED else None
 softmax_ops: Any = importlib.import_module("leanbayes.core._triton_softmax") if _INSTALLED else None
+activation_ops: Any = importlib.import_module("leanbayes.core._triton_activations") if _INSTALLED else None
 
 
 def usable(tensor: Tensor) -> bool:

@@ -130,8 +130,11 @@ class PackedNetwork(StochasticNetwork):
 
 
 def _plain_memory(value: Any) -> Any:
-    """Return a tensor that is contiguous: vmap does not support channels_last."""
-    return value.contiguous() if isinstance(value, Tensor) else value
+    """Return a tensor that is contiguous: vmap does not support channels_last.
+
+    The view has new strides. Those of gray images would still say that they are channels_last.
+    """
+    return value.contiguous().view(-1).view(value.shape) if isinstance(value, Tensor) else value
 
 
 def _statistics(network: nn.Module) -> dict[str, Tensor]:

@@ -156,9 +156,8 @@ class CoherentLayer(Layer):
         found, arguments = [self._kernel("mean")], self.use.arguments
         for dim in range(-self.window, 0):
             stride, dilation = of_dim(arguments.get("stride", 1), dim), of_dim(arguments.get("dilation", 1), dim)
-            taps = range(found[0].shape[dim])
-            chosen = [[tap * dilation % stride == phase for tap in taps] for phase in range(stride)]
-            masks = [torch.tensor(own, device=self.w.device).view(-1, *[1] * (-1 - dim)) for own in chosen]
+            phases = torch.arange(found[0].shape[dim], device=self.w.device) * dilation % stride
+            masks = [(phases == phase).view(-1, *[1] * (-1 - dim)) for phase in range(stride)]
             found = [(part * mask).sum(dim, keepdim=True) for part in found for mask in masks]
         return found
 

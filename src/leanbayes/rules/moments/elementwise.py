@@ -31,6 +31,7 @@ from leanbayes.rules.moments.exact_moments import (
     relu_moments,
     square_moments,
 )
+from leanbayes.rules.moments.fused_activations import averaged_positions, by_one_kernel
 from leanbayes.rules.moments.registry import moment_rule, named, unsupported
 from leanbayes.rules.moments.value import Moments, shrunk, variance_dtype
 
@@ -43,15 +44,16 @@ def _propagate(
     m = x.loc.to(variance_dtype(x.loc.dtype))
     if exact is None or x.within.activations != "exact":
         return x.follow(function(x.loc, **settings), slope(m, **settings))
+    fused = by_one_kernel(x, function, settings)
+    if fused is not None:
+        return fused
     if torch.compiler.is_compiling() or noise.in_transform():
         moments = exact(m, shrunk(x.variance), **settings)
     elif torch.is_grad_enabled():
         # Recompute in the backward pass: to store all intermediate results takes many times the memory.
         moments = checkpoint(exact, m, shrunk(x.variance), use_reentrant=False, preserve_rng_state=False, **settings)
     else:
-        # `follow` averages slopes with padding, which does not count.
-        positions = x.positions if x.within.counted is None and not x.within.coherent else []
-        moments = in_pieces(exact, m, x.variance_of, positions, settings)
+        moments = in_pieces(exact, m, x.variance_of, averaged_positions(x), settings)
     if moments.is_mean:
         return x.follow(moments.excess.to(x.dtype), moments.slope, moments.variance)
     plain = function(x.loc, **settings)

@@ -56,8 +56,9 @@ class Cells:
         self.sizes = tuple(sizes)
         counts = torch.ones((), dtype=like.dtype, device=like.device)
         for size in self.sizes:
-            lengths = [min(CELL, size - start) for start in range(0, size, CELL)]
-            counts = counts.unsqueeze(-1) * torch.tensor(lengths, dtype=like.dtype, device=like.device)
+            # Computed on the device: a list of lengths would have to be copied to it, for which Python waits.
+            left = torch.arange(size, 0, -CELL, dtype=like.dtype, device=like.device)
+            counts = counts.unsqueeze(-1) * left.clamp_max(CELL)
         self.counts = counts
 
     @classmethod

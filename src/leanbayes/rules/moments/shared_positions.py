@@ -26,9 +26,12 @@ class InputStatistics(NamedTuple):
     def of(cls, x: Any, positions: list[int], dtype: torch.dtype, within: Pass, channel_dim: int) -> "InputStatistics":
         """Compute the statistics of an input."""
         mean = loc_of(x).to(dtype)
-        squares, first = mean.square(), within.mean(mean, positions).square()
-        # Add the means, because the variance may have size 1 along the positions.
-        second = within.mean(squares, positions)
+        squares = mean.square()
+        if isinstance(x, Moments) and x.averages is not None and x.averages[0] == sorted(positions):
+            first, second = x.averages[1].square(), x.averages[2]
+        else:
+            first, second = within.mean(mean, positions).square(), within.mean(squares, positions)
+        # The means are added, because the variance may have size 1 along the positions.
         if not isinstance(x, Moments):
             return cls(mean, squares, second, first, None)
         averages = [within.mean(piece, positions) for piece in x.variances_along(channel_dim)]

@@ -89,6 +89,7 @@ class Moments(TensorFunctions):
         self.mixed = False  # whether it is computed from sums over the elements of a weight
         self.correction: Callable[[Moments, int], Moments] | None = None  # for a weight: that of its layer's output
         self.derived: dict[Any, Tensor] | None = None  # for a weight: what passes have computed from it, by any key
+        self.averages: tuple[list[int], Tensor, Tensor] | None = None  # means of `loc` and its square, and over what
 
     # -- parts --------------------------------------------------------------------------------------------------------
 
@@ -270,7 +271,7 @@ class Moments(TensorFunctions):
         else:
             slope = slope.expand(loc.shape).reshape(self.grid)
             mean = self.within.mean(slope, dims) if dims else slope
-        if dims and not self.within.maps and self.is_regular and not any([self._varies(dim) for dim in dims]):
+        if dims and not self.within.maps and self.is_regular and not self.varies(dims):
             total = self.within.mean(total, dims)
         result = self.like_total(loc, total.expand(loc.shape), self.common, self.grid)
         result._gain = mean
@@ -316,11 +317,11 @@ class Moments(TensorFunctions):
         dims = self._shared_dims() if self.common is not None and self.is_regular else []
         return [] if 0 in dims else dims
 
-    def _varies(self, dim: int) -> bool:
-        """Whether the variance differs along a dimension, if the common part does not."""
+    def varies(self, dims: Iterable[int]) -> bool:
+        """Whether the variance differs along one of some dimensions, if the common part does not."""
         own = self._independent if self._total is None else self._total
-        parts = self._factors or (own,)
-        return any([part is not None and shrunk(part).shape[dim] != 1 for part in parts])
+        parts = [shrunk(part) for part in self._factors or (own,) if part is not None]
+        return any([part.shape[dim] != 1 for dim in dims for part in parts])
 
     def viewed(self, view: Callable[[Tensor], Any]) -> Any:
         """Apply a function that only moves elements, such as an index or a permutation, to all parts."""
@@ -356,7 +357,7 @@ class Moments(TensorFunctions):
         """Take over another value, as in-place functions do."""
         self._independent, self._total, self._factors = other._independent, other._total, other._factors
         self._common, self._gain, self._shared = other._common, other._gain, other._shared
-        self.pieces = other.pieces
+        self.pieces, self.averages = other.pieces, other.averages
         self.loc, self.grid = other.loc, other.grid
         self.derived = None
         return self
