@@ -121,6 +121,9 @@ def options() -> argparse.Namespace:
     parser.add_argument("--samples", type=int, default=30)
     parser.add_argument("--shift-examples", type=int, default=1000, help="test images per corruption, 0 for none")
     parser.add_argument("--ood-examples", type=int, default=10_000, help="images per OOD data set, 0 for none")
+    parser.add_argument(
+        "--no-seconds", action="store_true", help="do not record the seconds of the training: other programs run, too"
+    )
     parser.add_argument("--no-running", action="store_true", help="skip the scores with running statistics")
     parser.add_argument("--precision", choices=("fp32", "bf16"), default="bf16")
     parser.add_argument("--compile", action="store_true")
@@ -165,14 +168,15 @@ def main() -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
         lb.save(bnn, path)
         state["file_bytes"] = path.stat().st_size
-    files = ("out", "root", "device", "start", "save_model", "save_probs")
+    time_taken = {} if args.no_seconds else {"training_seconds": seconds, "training_processor_seconds": used}
+    files = ("out", "root", "device", "start", "save_model", "save_probs", "no_seconds")
     result = {
         "command": command_of("engines", args, [args.row], hidden=("row", "num_data", *files[3:])),
         "row": args.row,
         "settings": {name: value for name, value in vars(args).items() if name not in files}
         | {"post_hoc": args.start is not None},
         "scores": scores,
-        "costs": {"training_seconds": seconds, "training_processor_seconds": used, **state},
+        "costs": {**time_taken, **state},
         "versions": versions(),
         "machine": machine(),
     }
