@@ -1,5 +1,6 @@
 """ReLU and GELU by one kernel equal the formulas of plain torch, in networks of all kinds, for any order in memory."""
 
+import functools
 from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
@@ -12,6 +13,7 @@ from torch import Tensor, nn
 
 import leanbayes as lb
 from leanbayes.core import kernels
+from leanbayes.likelihoods import expectations
 from leanbayes.networks import build
 from leanbayes.rules.moments.exact_moments import gelu_moments, relu_moments
 
@@ -112,6 +114,45 @@ def test_gradients_are_those_of_plain_torch(calls: list[Any]) -> None:
     with bnn.using("moments"):
         bnn(torch.randn(2, 3, 9, 8)).variance.sum().backward()
     assert not calls
+
+
+@torch.library.custom_op("leanbayes_tests::activation_moments", mutates_args=())
+def _operator(
+    m: Tensor, v: Tensor, kind: int, mean_slope: bool, mean_variance: bool
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+    loc, *others = _plain(m, v, kind, mean_slope, mean_variance)
+    return loc, *(value.clone() for value in others)  # type: ignore[return-value]
+
+
+@_operator.register_fake
+def _shapes(m: Tensor, v: Tensor, kind: int, mean_slope: bool, mean_variance: bool) -> tuple[Tensor, ...]:
+    return tuple(torch.empty_like(value) for value in _plain(m, v, kind, mean_slope, mean_variance))
+
+
+def test_compiled_passes_call_the_kernel_and_exported_ones_do_not(
+    monkeypatch: pytest.MonkeyPatch, calls: list[Any]
+) -> None:
+    graphs: list[Any] = []
+
+    def backend(graph: Any, inputs: Any, **options: Any) -> Any:
+        graphs.append(graph)
+        return graph.forward
+
+    operator = torch.ops.leanbayes_tests.activation_moments
+    monkeypatch.setattr(kernels, "activation_ops", SimpleNamespace(RELU=RELU, GELU=GELU, activation_moments=operator))
+    monkeypatch.setattr(expectations, "is_fused", lambda *args: False)
+    monkeypatch.setattr(torch, "compile", functools.partial(torch.compile, backend=backend))
+    bnn, x = with_noise(_conv(nn.ReLU()), init_std=0.1), torch.randn(2, 3, 9, 8)
+    torch.compiler.reset()
+    try:
+        compiled, eager = (bnn.predict(x, rule="moments", compile=compile) for compile in (True, False))
+    finally:
+        torch.compiler.reset()
+    torch.testing.assert_close(compiled.probs, eager.probs, rtol=1e-4, atol=1e-6)
+    (graph,) = graphs
+    assert sum(node.target in (operator, operator.default) for node in graph.graph.nodes) == 2
+    exported = lb.export_program(bnn, x)
+    assert not any("activation_moments" in str(node.target) for node in exported.graph.nodes)
 
 
 # -- the kernel -------------------------------------------------------------------------------------------------------

@@ -17,6 +17,14 @@ def spent(x: Tensor) -> Tensor | None:
     return None if needed else x
 
 
+def is_exporting() -> bool:
+    """Whether `torch.export` traces a pass: then it calls no kernels of ours, and has no choices for the compiler.
+
+    Inside of `torch.compile`, `torch.compiler.is_exporting()` is True up to torch 2.11. It returns this variable.
+    """
+    return torch.compiler._is_exporting_flag
+
+
 def stored(x: Tensor) -> Tensor:
     """Return a tensor that compiled code computes once and stores, if each of its elements is used several times.
 
@@ -24,7 +32,7 @@ def stored(x: Tensor) -> Tensor:
     which reads an element once, but an interpolation reads each element of a small map many times. The compiler stores
     a tensor before it takes a view of its memory.
     """
-    if not torch.compiler.is_compiling() or torch.compiler.is_exporting() or torch.is_grad_enabled():
+    if not torch.compiler.is_compiling() or is_exporting() or torch.is_grad_enabled():
         return x
     if 0 in x.stride():  # expanded from a small tensor
         return x

@@ -12,6 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from leanbayes.core import kernels, noise
+from leanbayes.rules.moments.buffers import is_exporting
 from leanbayes.rules.moments.value import Moments
 
 Parts = tuple[list[int], list[int], list[int]]  # dimensions of the examples, the positions and the channels
@@ -27,7 +28,7 @@ def by_one_kernel(x: Moments, function: Callable[..., Any], settings: dict[str, 
     is_relu = function is F.relu and not settings
     if not is_relu and not (function is F.gelu and settings.get("approximate", "none") == "none"):
         return None
-    if not kernels.usable(x.loc) or torch.is_grad_enabled() or noise.in_transform() or torch.compiler.is_exporting():
+    if not kernels.usable(x.loc) or torch.is_grad_enabled() or noise.in_transform() or is_exporting():
         return None
     averaged = averaged_positions(x)
     parts = _parts_of(x.loc.dim(), averaged)

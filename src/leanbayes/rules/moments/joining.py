@@ -6,6 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from leanbayes.rules.moments.buffers import is_exporting
 from leanbayes.rules.moments.conversions import loc_of
 from leanbayes.rules.moments.registry import moment_rule, named
 from leanbayes.rules.moments.shape import expand
@@ -75,7 +76,7 @@ def cat(tensors: Sequence[Any], dim: int = 0, *, axis: int | None = None) -> Mom
         sizes[dim + 1] = length
         pieces.append(present[0].new_zeros(sizes) if common is None else common.expand(sizes))
     result = first.like(loc, torch.cat(independents, dim), torch.cat(pieces, dim + 1))
-    if torch.compiler.is_compiling() and not torch.compiler.is_exporting() and not torch.is_grad_enabled():
+    if torch.compiler.is_compiling() and not is_exporting() and not torch.is_grad_enabled():
         # A layer needs sums of the variance only, and compiled code does not join what nothing else needs.
         result.pieces = (dim, independents)
     return result

@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from leanbayes.rules.moments.arithmetic import scaled
-from leanbayes.rules.moments.buffers import stored
+from leanbayes.rules.moments.buffers import is_exporting, stored
 from leanbayes.rules.moments.map_cells import similarity
 from leanbayes.rules.moments.registry import moment_rule, unsupported
 from leanbayes.rules.moments.shape import regular_along, settled
@@ -58,7 +58,7 @@ def interpolate(
     v = stored(x.independent)
     linear = mode != "bicubic" and not antialias
     for axis, factor in enumerate(factors):
-        if linear and torch.compiler.is_compiling() and not torch.compiler.is_exporting():
+        if linear and torch.compiler.is_compiling() and not is_exporting():
             v = _squared_linear(v, axis + 2, loc.shape[axis + 2], factor, align_corners)
             continue
         weights = _weights(x, x.shape[axis + 2], loc.shape[axis + 2], factor, mode, align_corners, antialias)
