@@ -22,7 +22,7 @@ FORMS = {"one pass": "moments", "corrected layers": "moments, corrected layers",
 
 
 def summary_tables(records: Sequence[dict[str, Any]]) -> Iterator[str]:
-    """Format the likelihood, closeness to samples and ranking of one pass without labels, a row for each model."""
+    """Format the likelihood, closeness to samples and ranking of one pass without labels, for models with all rows."""
     many = {"mean network": "mean network", "100 samples": "100 samples", **FORMS}
     some = {"30 samples": "30 samples", **FORMS}
     for title, key, form, columns in (
@@ -30,7 +30,8 @@ def summary_tables(records: Sequence[dict[str, Any]]) -> Iterator[str]:
         ("KL of the probabilities from those of the most samples", "kl", ".4f", some),
         ("Correlation of the log variance of the margin with that of the most samples", MARGIN, ".2f", some),
     ):
-        rows = [_summary_row(record, key, form, columns) for record in records if "predictors" in record]
+        whole = [record for record in records if FORMS["corrected layers"] in record.get("predictors", ())]
+        rows = [_summary_row(record, key, form, columns) for record in whole]
         if rows:
             yield "\n".join([f"**{title}**\n", f"| | {' | '.join(columns)} |", "|---|" + "---:|" * len(columns), *rows])
 

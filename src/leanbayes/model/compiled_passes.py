@@ -36,13 +36,15 @@ if TYPE_CHECKING:
 
 _LOG = logging.getLogger("leanbayes")
 _MOST = 8  # kinds of passes per model
-_PAYS_AFTER = 5.0  # seconds; compiling takes longer, but a pass that has run for so long will probably run again
+_PAYS_AFTER = (
+    30.0  # seconds, about as long as compiling takes: so no use of a model takes much more than twice the time
+)
 _COMPARED = 3  # passes per compiled code: a CUDA graph is warmed up, recorded, and then replayed
 _ROUNDING = {True: 5e-2, False: 5e-3}  # differences relative to the largest output, in half precision or not
 _TIMES = 4.0  # how many times the rounding errors of an eager pass two passes in half precision may differ by
 # Compute short chains of results again where they are needed: to store them is most of the memory traffic of a pass. By
 # default the compiler stores results of more than 30 operations, or of more than 4 tensors (8 if they are used once).
-# With 200 operations and 32 tensors a ResNet-18 stores a seventh less, but takes twice as long to compile.
+# With 1000 operations and 32 tensors a ResNet-18 stores a seventh less, but takes twice as long to compile.
 _OPTIONS = {"realize_opcount_threshold": 60, "realize_reads_threshold": 16, "realize_acc_reads_threshold": 16}
 _JOINING = (torch.cat, torch.concat, torch.concatenate, torch.stack)
 _Kind = tuple[Any, ...]
