@@ -254,3 +254,26 @@ def test_channels_last_trains_the_same_network(precision: Any) -> None:
     torch.testing.assert_close(last.state_dict(), plain.state_dict(), rtol=1e-3, atol=1e-3)
     probs = [bnn.predict(images.contiguous(memory_format=torch.channels_last)).probs for bnn in (plain, last)]
     torch.testing.assert_close(*probs, rtol=1e-2, atol=1e-2)
+
+
+class Strides(nn.Module):
+    """Records the strides of its inputs."""
+
+    seen: list[tuple[int, ...]] = []  # noqa: RUF012  # of all copies
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.seen.append(x.stride())
+        return x
+
+
+def test_gray_images_in_channels_last_do_not_look_like_it() -> None:
+    """With one channel both formats have the same order in memory, so that `contiguous` changes nothing.
+
+    The strides say which one it is, and the convolutions of a GPU return the format of their inputs.
+    """
+    Strides.seen.clear()
+    x = torch.randn(4, 1, 6, 6).to(memory_format=torch.channels_last)
+    assert x.contiguous().stride() == (36, 1, 6, 1)
+    small = nn.Sequential(Strides(), nn.Conv2d(1, 8, 3), nn.Flatten(), nn.Linear(128, 4))
+    lb.bayesianize(small, lb.PackedEnsemble(2)).predict(x)
+    assert set(Strides.seen) == {(36, 36, 6, 1)}
