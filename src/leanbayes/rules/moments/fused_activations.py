@@ -51,7 +51,9 @@ def _parts_of(dims: int, positions: list[int]) -> Parts | None:
     """Return which dimensions are which; without positions to average over, only their order in memory matters."""
     if dims < 2:
         return None
-    positions = positions or (list(range(2, dims)) if dims > 3 else list(range(1, dims - 1)))
+    if dims == 2:  # a program of the kernel has many positions, but one example
+        return [], [0], [1]
+    positions = positions or (list(range(2, dims)) if dims > 3 else [1])
     return [0], positions, [dim for dim in range(1, dims) if dim not in positions]
 
 
