@@ -2,7 +2,7 @@
 
 import contextlib
 from collections.abc import Callable, Iterable, Iterator
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, TypeVar, cast
 
 import torch
 from torch import Tensor
@@ -10,6 +10,7 @@ from torch import Tensor
 from leanbayes.core import noise
 
 T = TypeVar("T")
+Check = Callable[[], Tensor]
 _WHOLE = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}  # by bytes
 
 
@@ -25,36 +26,40 @@ class Cached(Generic[T]):
 
     def __init__(self) -> None:
         self._found: tuple[Any, Tensor | None, T] | None = None  # with the key and the sums
-        self._unread: list[Tensor] | None = None  # inside `trusting`: whether the sums are the same
+        self._unread: list[Check] | None = None  # inside `trusting`: whether the sums are the same
 
     def get(self, key: Any, tensors: Iterable[Tensor], compute: Callable[[], T]) -> T:
         """Return `compute()`, or its last result if neither `key` nor the tensors have changed since then."""
         tensors = [tensor for tensor in tensors if tensor.numel()]
         if not _can_be_compared(tensors):
             return compute()
-        current, sums = (key, *_places(tensors)), _sums(tensors)
-        if self._found is not None and self._found[0] == current and self._are_same(self._found[1], sums):
+        current = (key, *_places(tensors))
+        if self._found is not None and self._found[0] == current and self._are_same(self._found[1], tensors):
             return self._found[2]
         self._found = None  # free the memory first
-        self._found = (current, sums, compute())
+        self._found = (current, _sums(tensors), compute())
         return self._found[2]
 
-    def _are_same(self, before: Tensor | None, now: Tensor | None) -> bool:
-        if before is None or now is None:  # there are no tensors
-            return before is now
-        same = (before == now).all()
+    def _are_same(self, before: Tensor | None, tensors: list[Tensor]) -> bool:
+        if before is None:  # there are no tensors
+            return True
+
+        def same() -> Tensor:
+            return torch.eq(before, cast(Tensor, _sums(tensors))).all()
+
         if self._unread is None:
-            return bool(same)
+            return bool(same())
         self._unread.append(same)
         return True
 
     @contextlib.contextmanager
-    def trusting(self) -> Iterator[list[Tensor]]:
-        """Compare the tensors inside the block by what Python knows about them, and do not wait for their sums.
+    def trusting(self) -> Iterator[list[Check]]:
+        """Compare the tensors inside the block by what Python knows about them, and leave their sums for later.
 
         Yields:
-            A list that gets, for each result that is returned again, a tensor: whether the sums are the same. If one is
-            false, the result was outdated: call `clear`, and use it again.
+            A list that gets, for each result that is returned again, a function that returns whether the sums are the
+            same. If they are not, the result was outdated: call `clear`, and use it again. Call the functions when a
+            GPU has work to do, so that it does not wait for theirs.
         """
         before, self._unread = self._unread, []
         try:

@@ -51,7 +51,8 @@ def predict(
         while True:
             with bnn.posterior.trusting() as unchanged:
                 prediction, finite = _run(bnn, chunks, draws, rows, keep_outputs)
-            finite_now, *right = torch.stack([clean & finite, *unchanged]).tolist()  # once: it waits for the device
+            checks = [clean & finite, *(check() for check in unchanged)]
+            finite_now, *right = torch.stack(checks).tolist()  # once: it waits for the device
             if all(right):
                 break
             bnn.posterior.forget()  # its parameters were written to behind the back of autograd

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from leanbayes.core import noise
-from leanbayes.core.cached import Cached
+from leanbayes.core.cached import Cached, Check
 from leanbayes.core.gaussian import NormalTerms
 from leanbayes.core.layout import Layout
 
@@ -170,7 +170,7 @@ class Posterior(nn.Module):
             return compute()
         return self._slot_moments.get(torch.is_inference_mode_enabled(), (*self.parameters(), *self.buffers()), compute)
 
-    def trusting(self) -> contextlib.AbstractContextManager[list[Tensor]]:
+    def trusting(self) -> contextlib.AbstractContextManager[list[Check]]:
         """Use cached moments inside a block without waiting for a GPU, see `Cached.trusting`."""
         return self._slot_moments.trusting()
 
