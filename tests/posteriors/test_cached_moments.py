@@ -3,10 +3,12 @@
 import copy
 import pickle
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
 from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode
 
 import leanbayes as lb
 from leanbayes.posteriors import MeanFieldPosterior
@@ -192,3 +194,24 @@ def test_a_kernel_that_two_functions_share() -> None:
         expected = bnn(x)
         with torch.no_grad():
             torch.testing.assert_close(bnn(x).variance, expected.variance.detach())
+
+
+def test_weights_are_compared_behind_the_pass() -> None:
+    """On a GPU the pass runs while Python starts the kernels that compare them."""
+    bnn, x = lb.bayesianize(nn.Linear(3, 2), lb.MeanField()).eval(), torch.randn(4, 3)
+    bnn.predict(x, rule="moments")
+    order: list[str] = []
+
+    class Order(TorchDispatchMode):
+        def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            name = func.overloadpacket.__name__
+            if name in ("addmm", "linear"):
+                order.append("pass")
+            elif name == "sum" and args[0].dtype == torch.int32:  # the bits of the weights
+                order.append("compared")
+            return func(*args, **(kwargs or {}))
+
+    with Order():
+        bnn.predict(x, rule="moments")
+    assert order.count("compared") == 2
+    assert order.index("compared") > order.index("pass")
