@@ -90,11 +90,11 @@ by moments are slower than in the other tables, for the same operations.
 
 {one_pass}
 
-`predict` as a user calls it. The CPU was used by other programs at the same time: its time is CPU time of one thread,
-and its memory the peak of activations. Ratios are to the plain network: of times to the eager and to the compiled one,
-of memory to that of the same mode. Samples on a CPU need memory for one sample of all weights and for their std, each
-as large as the means: for a small batch that is more than the activations. To draw the noise of the weights of
-`vit-tiny` takes a tenth of a forward pass of 16 images, so 30 samples take more than 30 passes.
+`predict` as a user calls it. On a CPU, time is CPU time of one thread, and memory is the peak of activations. Ratios
+are to the plain network: of times to the eager and to the compiled one, of memory to that of the same mode. Samples on
+a CPU need memory for one sample of all weights and for their std, each as large as the means: for a small batch that is
+more than the activations. To draw the noise of the weights of `vit-tiny` takes a tenth of a forward pass of 16 images,
+so 30 samples take more than 30 passes.
 
 In the table of `resnet-18` one kernel computes the moments of each ReLU. The tables of the other networks are older:
 they were measured before that kernel, before the noise of the logits was cached, and before one pass waited for the GPU
