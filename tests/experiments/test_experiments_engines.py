@@ -53,7 +53,8 @@ def test_rows_train_by_the_defaults_of_methods_on_the_first_images(
     task = (*words.split(), "--device", "cpu")
     folder = tmp_path / "baselines"
     folder.mkdir()
-    rows = {"sgd": ("--defaults",), "sbp": ("--defaults",), "vbll": ("--defaults",), "vbll-1": ()}
+    rows: dict[str, tuple[str, ...]] = {"sgd": ("--defaults",), "vbll": ("--defaults",), "vbll-1": ()}
+    rows["sbp"] = ("--defaults", "--no-seconds")
     for name, more in rows.items():
         out = ("--out", folder / f"{name}.json")
         run("engines.py", name.removesuffix("-1"), *task, *more, *out, patch=monkeypatch)
@@ -61,6 +62,7 @@ def test_rows_train_by_the_defaults_of_methods_on_the_first_images(
         assert found["settings"]["num_data"] == 300
         assert found["settings"]["temperature"] == (None if more else 1.0)
         assert found["scores"]["refreshed"]["corrupted"]["examples"] == 10
+        assert ("training_seconds" in found["costs"]) == ("--no-seconds" not in more)
         assert 40_000 < found["costs"]["stored_numbers"] < 60_000  # 11.2 million / 16² weights, for a width of 4
     monkeypatch.syspath_prepend(EXPERIMENTS)
     (table,) = runpy.run_path(str(EXPERIMENTS / "baselines_tables.py"))["baselines_tables"](tmp_path)
@@ -73,6 +75,10 @@ def test_rows_train_by_the_defaults_of_methods_on_the_first_images(
         "VBLL",
         "VBLL, temperature 1",
     ]
+    cells = {name: line.split("|")[-4].strip() for name, line in zip(names, table.splitlines()[-6:], strict=True)}
+    assert cells["method"] == "training ×"
+    assert cells["plain network, SGD"] == "1.00"
+    assert cells["structured Bayesian pruning"] == ""
     assert "published" not in table
     assert "AUROC, letters" in table
     assert "processor time" in table

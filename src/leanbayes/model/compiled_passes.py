@@ -212,7 +212,7 @@ def _one_pass(bnn: "BayesianModel", draw: "Draw | None", x: Any, summarize: bool
 
 def _parts_of_pass(bnn: "BayesianModel", draw: "Draw | None", x: Any, summarize: bool) -> Any:
     """Run a pass and return tensors, because compiled code cannot return `Moments`."""
-    with _ListsForTuples():
+    with _TraceableCalls():
         output = _one_pass(bnn, draw, x, False)
     if not isinstance(output, Moments):
         return output
@@ -222,11 +222,11 @@ def _parts_of_pass(bnn: "BayesianModel", draw: "Draw | None", x: Any, summarize:
     return output.loc, output.variance, output.common
 
 
-class _ListsForTuples(TorchFunctionMode):
-    """Let torch.cat((x, y)) dispatch on `Moments`, as rotary position embeddings call it.
+class _TraceableCalls(TorchFunctionMode):
+    """Changes calls that the compiler cannot trace into others that do the same.
 
-    The compiler looks for them in a list, torch.cat([x, y]), but not in a tuple. Up to torch 2.11 it cannot trace the
-    method `unflatten` below such a mode, but it can trace the function.
+    It looks for `Moments` in a list, torch.cat([x, y]), but not in a tuple, torch.cat((x, y)), as rotary position
+    embeddings call it. Up to torch 2.11 it cannot trace the method `unflatten` below such a mode.
     """
 
     def __torch_function__(self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None) -> Any:

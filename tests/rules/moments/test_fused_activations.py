@@ -109,6 +109,13 @@ def test_other_activations_are_computed_as_before(settings: dict[str, Any], call
     assert not calls
 
 
+@pytest.mark.parametrize("shape", [(0, 7), (0, 5, 7), (3, 0, 7)])
+def test_empty_values_are_computed_as_before(shape: tuple[int, ...], calls: list[Any]) -> None:
+    bnn = with_noise(nn.Sequential(nn.Linear(7, 9), nn.ReLU(), nn.Linear(9, 4)))
+    assert _moments(bnn, torch.randn(shape)).shape == (*shape[:-1], 4)
+    assert not calls
+
+
 def test_gradients_are_those_of_plain_torch(calls: list[Any]) -> None:
     bnn = with_noise(_conv(nn.ReLU()))
     with bnn.using("moments"):

@@ -105,7 +105,7 @@ class Pass:
         """Return the dimension of a value that counts examples, or windows of them."""
         if len(shape) != 3:
             return 0
-        if self.rows is None:
+        if not self.rows:  # it is unknown, or there are no examples
             return 0 if self.batch_first else 1
         if self.batch_first:
             return 1 if shape[0] % self.rows and shape[1] == self.rows else 0

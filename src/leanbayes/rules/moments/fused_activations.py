@@ -30,6 +30,8 @@ def by_one_kernel(x: Moments, function: Callable[..., Any], settings: dict[str, 
         return None
     if not kernels.usable(x.loc) or torch.is_grad_enabled() or noise.in_transform() or is_exporting():
         return None
+    if x.loc.numel() == 0:
+        return None
     averaged = averaged_positions(x)
     parts = _parts_of(x.loc.dim(), averaged)
     if parts is None or not all([_is_merged(x.loc, dims) for dims in parts]):
