@@ -96,9 +96,9 @@ a CPU need memory for one sample of all weights and for their std, each as large
 more than the activations. To draw the noise of the weights of `vit-tiny` takes a tenth of a forward pass of 16 images,
 so 30 samples take more than 30 passes.
 
-In the table of `resnet-18` one kernel computes the moments of each ReLU. The tables of the other networks are older:
-they were measured before that kernel, before the noise of the logits was cached, and before one pass waited for the GPU
-only once.
+In the table of `resnet-18` one kernel computes the moments of each ReLU; other programs on that GPU were paused. The
+tables of the other networks are older: they were measured before that kernel, before the noise of the logits was
+cached, and before one pass waited for the GPU only once.
 
 {predict}
 
