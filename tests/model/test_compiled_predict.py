@@ -90,6 +90,23 @@ def test_a_compiled_pass_gives_the_same(method: lb.Method, rule: str, compilatio
     assert len(compilations) == 1  # weights are inputs of the graph
 
 
+@pytest.mark.parametrize("autocast", [True, False])
+def test_compiled_code_has_no_work_on_weights_alone(autocast: bool, compilations: list[Any]) -> None:
+    """What follows from the weights alone is computed by an eager pass, and again if they change."""
+    conv = nn.Sequential(*_conv()[:3], nn.Conv2d(6, 6, 3), nn.ReLU(), *_conv()[3:])
+    tokens = nn.Sequential(nn.Linear(6, 8), nn.GELU(), nn.Linear(8, 3))
+    for network, x in (conv, _images(4)), (tokens, torch.randn(4, 5, 6)):
+        bnn = lb.bayesianize(network, lb.MeanField(init_std=0.1)).eval()
+        with torch.autocast("cpu", torch.bfloat16, enabled=autocast):
+            bnn.predict(x, rule="moments", compile=True)
+        of_weights: dict[Any, bool] = {}
+        for node in compilations.pop().graph.nodes:
+            parts = [of_weights[part] for part in node.all_input_nodes]
+            of_weights[node] = "values" in node.name if node.op == "placeholder" else any(parts) and all(parts)
+            moves = {"flatten", "to", "reshape", "unbind", "view"}  # without any change of the numbers
+            assert node.op == "placeholder" or not of_weights[node] or node.target in moves, node.format_node()
+
+
 def test_regression_and_dict_inputs(compilations: list[Any]) -> None:
     class Network(nn.Module):
         def __init__(self) -> None:

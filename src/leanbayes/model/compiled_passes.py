@@ -14,6 +14,7 @@ single precision shows how large the rounding errors of this network are. Sample
 import logging
 import threading
 import warnings
+import weakref
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
@@ -58,6 +59,7 @@ class _Known:
     call: Callable[..., Any] | None = None
     compared: int = 0  # passes of the compiled code that were compared with eager ones
     failed: bool = False
+    weight: Callable[[], Tensor | None] = lambda: None  # a weak reference to one of the weights of the last pass
 
 
 class CompiledPasses:
@@ -169,6 +171,7 @@ class CompiledPasses:
         if bnn.members is None and draw is not None:
             draw = draw._replace(number=0)  # it would be a constant of the compiled code
         try:
+            eager = self._prepared(known, bnn, draw, x, summarize)
             if bnn.device.type == "cuda":
                 _mark_fixed(bnn)
                 torch.compiler.cudagraph_mark_step_begin()
@@ -177,7 +180,8 @@ class CompiledPasses:
                 result = _result(bnn, parts, bnn.device.type == "cuda", summarize)
             if known.compared < _COMPARED:
                 known.compared += 1
-                _compare(result, lambda: _one_pass(bnn, draw, x, summarize), bnn)
+                eager = _one_pass(bnn, draw, x, summarize) if eager is None else eager
+                _compare(result, eager, lambda: _one_pass(bnn, draw, x, summarize), bnn)
         except torch.OutOfMemoryError:
             raise
         except Exception as error:  # the network is the user's, and the compiler may raise anything
@@ -192,6 +196,17 @@ class CompiledPasses:
                 logging.WARNING, f"The network is not compiled for predict(): {type(error).__name__}: {reason}."
             )
         return result
+
+    def _prepared(self, known: _Known, bnn: "BayesianModel", draw: "Draw | None", x: Any, summarize: bool) -> Any:
+        """Return an eager pass if the weights have changed, else None.
+
+        It computes what follows from the weights alone and is the same in all passes, for the compiled code to read.
+        """
+        shared = [value for value in bnn.values if isinstance(value, Moments) and value.derived is not None]
+        if not shared or known.weight() is shared[0].loc:
+            return None
+        known.weight = weakref.ref(shared[0].loc)
+        return _one_pass(bnn, draw, x, summarize)
 
     def _log_once(self, level: int, text: str) -> None:
         if text not in self._logged:
@@ -247,10 +262,10 @@ def _result(bnn: "BayesianModel", parts: Any, copy: bool, summarize: bool) -> An
     return summarized(bnn, output) if summarize else output
 
 
-def _compare(compiled: Any, run_eager: Callable[[], Any], bnn: "BayesianModel") -> None:
+def _compare(compiled: Any, eager: Any, run_eager: Callable[[], Any], bnn: "BayesianModel") -> None:
     """Raise an error if the first results of compiled code are not those of the network."""
     device = bnn.device.type
-    ours, theirs = _tensors(compiled), _tensors(run_eager())
+    ours, theirs = _tensors(compiled), _tensors(eager)
     in_half = torch.is_autocast_enabled(device)
     relative = _ROUNDING[in_half or any(p.dtype.itemsize < 4 for p in bnn.parameters())]
     if _are_close(ours, theirs, relative):

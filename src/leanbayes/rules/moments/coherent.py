@@ -153,13 +153,18 @@ class CoherentLayer(Layer):
         if shares is None or self.function not in TRANSPOSED:
             # The variance of a tap has its share of the positions, so its tangent has the root of that.
             return [self._collapsed("mean", shares, 0.5)]
-        found, arguments = [self._kernel("mean")], self.use.arguments
-        for dim in range(-self.window, 0):
-            stride, dilation = of_dim(arguments.get("stride", 1), dim), of_dim(arguments.get("dilation", 1), dim)
-            phases = torch.arange(found[0].shape[dim], device=self.w.device) * dilation % stride
-            masks = [(phases == phase).view(-1, *[1] * (-1 - dim)) for phase in range(stride)]
-            found = [(part * mask).sum(dim, keepdim=True) for part in found for mask in masks]
-        return found
+        arguments, dims, dtype = self.use.arguments, range(-self.window, 0), self._dtype_of_products()
+        steps = [(of_dim(arguments.get("stride", 1), dim), of_dim(arguments.get("dilation", 1), dim)) for dim in dims]
+
+        def compute() -> Tensor:
+            found = [self._kernel("mean")]
+            for dim, (stride, dilation) in zip(dims, steps, strict=True):
+                phases = torch.arange(found[0].shape[dim], device=self.w.device) * dilation % stride
+                masks = [(phases == phase).view(-1, *[1] * (-1 - dim)) for phase in range(stride)]
+                found = [(part * mask).sum(dim, keepdim=True) for part in found for mask in masks]
+            return torch.stack(found).to(dtype)
+
+        return list(self._once(("phases", *steps, dtype), compute).unbind(0))
 
     def _fine(self, x: Any, given: InputStatistics) -> Tensor:
         """Return the pattern of each output if there are few, else that of all, up to a factor."""
@@ -167,10 +172,10 @@ class CoherentLayer(Layer):
             return self._contributions(x, given)
         parts, squares = [], given.squares
         if isinstance(x, Moments):
-            parts.append(self._product(x.variance, self.w.to(self.dtype).square()))
+            parts.append(self._product(x.variance, self._factor("squares")))
             squares = squares + shrunk(x.variance)
         if self.w_variance is not None:
-            parts.append(self._product(squares, self.w_variance))
+            parts.append(self._product(squares, self._factor("variance")))
         return sum(parts[1:], parts[0])
 
     @property

@@ -32,6 +32,7 @@ from leanbayes.rules.moments.value import Moments, shrunk, variance_dtype
 from leanbayes.rules.random_weight import LinearUse
 
 TRANSPOSED = {F.conv_transpose1d, F.conv_transpose2d, F.conv_transpose3d}
+_HALVED = {F.linear, F.conv1d, F.conv2d, F.conv3d, *TRANSPOSED}  # functions whose arguments autocast rounds
 _GEOMETRY = {"stride", "padding", "dilation", "output_padding"}
 Shares = tuple[tuple[float, ...], ...]  # for each dimension of a kernel, one share of the positions per tap
 Variance = Tensor | tuple[Tensor, Tensor]  # or two factors of it
@@ -72,16 +73,18 @@ class Layer:
     # -- products -----------------------------------------------------------------------------------------------------
 
     def _loc(self) -> Tensor:
-        return self.use.call(self.function, self.use.inputs, self.w, bias=True)
+        weight = self.w if self._dtype_of_products() == self.dtype else self._factor("mean")
+        return self.use.call(self.function, self.use.inputs, weight, bias=True)
 
     def _product(self, x: Tensor, weight: Tensor) -> Tensor:
         """Call the function with another input and weight, without the bias."""
         return self.use.call(self.function, [x], weight, bias=False).to(self.dtype)
 
     def _product_of_probes(self, common: Tensor) -> Tensor:
+        weight = self._factor("mean")
         if not self.window:
-            return self._product(common, self.w.to(self.dtype))
-        return self._product(common.flatten(0, 1), self.w.to(self.dtype)).unflatten(0, (len(common), -1))
+            return self._product(common, weight)
+        return self._product(common.flatten(0, 1), weight).unflatten(0, (len(common), -1))
 
     def _compact(self, x: Tensor, weight: Tensor) -> Tensor:
         """Multiply a value that is the same at all positions by a kernel that is summed over its window."""
@@ -95,14 +98,28 @@ class Layer:
         return y.reshape(*outer, *y.shape[-1 - self.window :])
 
     def _collapsed(self, kind: str, shares: Shares | None, power: float = 1.0) -> Tensor:
-        """Sum a kernel ("mean", "squares" of the mean, or "variance") over its window.
+        """Sum a kernel ("mean", "squares" of the mean, or "variance") over its window, as a factor of products.
 
         Each tap is weighted by a power of its share of the positions. Passes share the result.
         """
         if shares is None:
-            return self._kernel(kind)
+            return self._factor(kind)
         shares = tuple([tuple([share**power for share in along]) for along in shares])
-        return self._once((kind, shares), lambda: self._weighted(self._kernel(kind), shares))
+        dtype = self._dtype_of_products()
+        return self._once((kind, shares, dtype), lambda: self._weighted(self._kernel(kind), shares).to(dtype))
+
+    def _factor(self, kind: str) -> Tensor:
+        """Return a kernel in the precision of products. Passes share it unless it is there already."""
+        dtype = self._dtype_of_products()
+        if dtype == self.dtype and kind != "squares":
+            return self._kernel(kind)
+        return self._once((kind, dtype), lambda: self._kernel(kind).to(dtype))
+
+    def _dtype_of_products(self) -> torch.dtype:
+        device = self.w.device.type
+        if self.function in _HALVED and self.dtype == torch.float32 and torch.is_autocast_enabled(device):
+            return torch.get_autocast_dtype(device)
+        return self.dtype
 
     def _kernel(self, kind: str) -> Tensor:
         if kind == "variance":
@@ -118,11 +135,16 @@ class Layer:
         return kernel.sum(list(range(-self.window, 0)), keepdim=True)
 
     def _once(self, key: Any, compute: Callable[[], Tensor]) -> Tensor:
-        """Return what passes share as long as the weight does not change; `compute` it if no pass has so far."""
+        """Return what passes share as long as the weight does not change; `compute` it if no pass has so far.
+
+        Compiled code reads what eager passes have computed (`compiled_passes`).
+        """
         known = self.weight.derived if isinstance(self.weight, Moments) else None
-        if known is None or torch.is_grad_enabled() or torch.compiler.is_compiling():
+        if known is None or torch.is_grad_enabled():
             return compute()
         if key not in known:
+            if torch.compiler.is_compiling():
+                return compute()
             known[key] = compute()
         return known[key]
 
@@ -176,16 +198,15 @@ class Layer:
         """Compute a layer with separate weights for each output, or with independent noise."""
         x = self.inputs[0]
         loc, variance, common = self._loc(), None, None
-        squares = self.w.to(self.dtype).square()
         if isinstance(x, Moments):
-            variance = self._product(x.independent, squares)
+            variance = self._product(x.independent, self._factor("squares"))
             if x.common is not None:
                 common = self._fold(x)
         if self.w_variance is not None:
             second = loc_of(x).to(self.dtype).square()
             if isinstance(x, Moments):
                 second = second + x.variance
-            own = self._product(second, self.w_variance)
+            own = self._product(second, self._factor("variance"))
             variance = own if variance is None else variance + own
         return self._with_bias(loc, variance, common)
 
@@ -225,10 +246,10 @@ class Layer:
         """Return the independent variance of each output, and the common variance of the weights' noise."""
         parts, kept = [], None
         if isinstance(x, Moments):
-            parts.append(self._product(x.independent, self.w.to(self.dtype).square()))
+            parts.append(self._product(x.independent, self._factor("squares")))
         if self.w_variance is not None:
             squares = given.squares + shrunk(x.variance) if isinstance(x, Moments) else given.squares
-            each = self._product(squares, self.w_variance)
+            each = self._product(squares, self._factor("variance"))
             of_mean = self._compact(given.first, self._collapsed("variance", shares))
             kept = common_variance(of_mean, self.within.mean(each, self.positions))
             parts.append((each - kept).clamp_min(0))
