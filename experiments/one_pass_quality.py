@@ -121,6 +121,9 @@ class Comparison:
         network = build(args.model, self.data.input_shape, self.data.outputs, **model_options)
         device = args.device or ("cuda" if torch.cuda.is_available() else "cpu")
         self.bnn = lb.load(args.file, network).to(device).eval()
+        self.channels_last = device == "cuda" and len(self.data.input_shape) == 3
+        if self.channels_last:
+            self.bnn = self.bnn.to(memory_format=torch.channels_last)
         if self.bnn.members is not None or not any(self.bnn.posterior.random_slots()):
             raise LeanBayesError(f"{args.file} has no Bayesian weights: give a model of mean-field or ssvi.")
         self.reset()
@@ -161,9 +164,8 @@ class Comparison:
     def batches(self, dataset: Dataset[Any]) -> list[tuple[Tensor, Tensor]]:
         """Return normalized batches in order, on the device."""
         size = self.args.batch or batch_size(self.data.input_shape)
-        return list(
-            Batches(dataset, size, device=self.bnn.device, shuffle=False, normalize=self.data.normalize).epoch()
-        )
+        settings = {"normalize": self.data.normalize, "channels_last": self.channels_last}
+        return list(Batches(dataset, size, device=self.bnn.device, shuffle=False, **settings).epoch())
 
     def reset(self) -> None:
         """Remove all corrections and factors."""

@@ -93,7 +93,8 @@ def test_a_compiled_pass_gives_the_same(method: lb.Method, rule: str, compilatio
 @pytest.mark.parametrize("autocast", [True, False])
 def test_compiled_code_has_no_work_on_weights_alone(autocast: bool, compilations: list[Any]) -> None:
     """What follows from the weights alone is computed by an eager pass, and again if they change."""
-    conv = nn.Sequential(*_conv()[:3], nn.Conv2d(6, 6, 3), nn.ReLU(), *_conv()[3:])
+    layers = list(_conv().children())
+    conv = nn.Sequential(*layers[:3], nn.Conv2d(6, 6, 3), nn.ReLU(), *layers[3:])
     tokens = nn.Sequential(nn.Linear(6, 8), nn.GELU(), nn.Linear(8, 3))
     for network, x in (conv, _images(4)), (tokens, torch.randn(4, 5, 6)):
         bnn = lb.bayesianize(network, lb.MeanField(init_std=0.1)).eval()

@@ -62,9 +62,12 @@ def _gelu_moments(m, v):
 
 @triton.jit
 def activation_moments_kernel(
-    m_ptr, v_ptr, loc_ptr, slope_ptr, variance_ptr, first_ptr, second_ptr, examples, positions, channels, at_once,
-    m0, m1, m2, v0, v1, v2, loc0, loc1, loc2,
-    KIND: tl.constexpr, MEAN_SLOPE: tl.constexpr, MEAN_VARIANCE: tl.constexpr, VARIES: tl.constexpr,
+    m_ptr, v_ptr, loc_ptr, slope_ptr, variance_ptr, first_ptr, second_ptr,
+    center_ptr, square_ptr, weight_ptr, bias_ptr, added_ptr,
+    examples, positions, channels, at_once, eps,
+    m0, m1, m2, v0, v1, v2, loc0, loc1, loc2, added0, added1, added2,
+    NORMALIZED: tl.constexpr, ADDED: tl.constexpr, KIND: tl.constexpr,
+    MEAN_SLOPE: tl.constexpr, MEAN_VARIANCE: tl.constexpr, VARIES: tl.constexpr,
     POSITIONS: tl.constexpr, CHANNELS: tl.constexpr,
 ):  # fmt: skip
     blocks = tl.cdiv(channels, CHANNELS)
@@ -75,7 +78,13 @@ def activation_moments_kernel(
     m_ptr += example * m0 + channel.to(tl.int64) * m2
     v_ptr += example * v0 + channel.to(tl.int64) * v2
     written = example * loc0 + channel.to(tl.int64) * loc2
+    added_ptr += example * added0 + channel.to(tl.int64) * added2
     same = tl.load(v_ptr, mask=exists, other=0.0).to(tl.float32)  # the variance, unless it varies
+    if NORMALIZED:
+        factor = tl.load(weight_ptr + channel, mask=exists, other=0.0).to(tl.float32)
+        factor *= tl.rsqrt(tl.load(square_ptr + channel, mask=exists, other=1.0).to(tl.float32) + eps)
+        shift = tl.load(bias_ptr + channel, mask=exists, other=0.0).to(tl.float32)
+        shift -= tl.load(center_ptr + channel, mask=exists, other=0.0).to(tl.float32) * factor
     slopes = tl.zeros((POSITIONS, CHANNELS), tl.float32)
     variances = tl.zeros((POSITIONS, CHANNELS), tl.float32)
     firsts = tl.zeros((POSITIONS, CHANNELS), tl.float32)
@@ -85,6 +94,10 @@ def activation_moments_kernel(
         mask = (position < positions) & exists
         position = position.to(tl.int64)
         m = tl.load(m_ptr + position * m1, mask=mask, other=0.0).to(tl.float32)
+        if NORMALIZED:
+            m = m * factor + shift
+        if ADDED:
+            m += tl.load(added_ptr + position * added1, mask=mask, other=0.0).to(tl.float32)
         v = tl.load(v_ptr + position * v1, mask=mask, other=0.0).to(tl.float32) if VARIES else same
         if KIND == 0:
             excess, slope, variance = _relu_moments(m, v)
@@ -116,9 +129,21 @@ def activation_moments_kernel(
 
 @triton_op("leanbayes::activation_moments", mutates_args={})
 def activation_moments(
-    m: Tensor, v: Tensor, kind: int, mean_slope: bool, mean_variance: bool
+    m: Tensor,
+    v: Tensor,
+    kind: int,
+    mean_slope: bool,
+    mean_variance: bool,
+    running_mean: Tensor | None = None,
+    running_var: Tensor | None = None,
+    weight: Tensor | None = None,
+    bias: Tensor | None = None,
+    eps: float = 0.0,
+    added: Tensor | None = None,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     """Return the mean, the slope and the variance of f(x) for x ~ N(m, v), and means of the mean and its square.
+
+    With the running statistics of a batch norm, and its weight and bias, it is applied to m first. `added` comes after.
 
     Args:
         m: Means, (examples, positions, channels), with any strides.
@@ -127,6 +152,12 @@ def activation_moments(
         mean_slope: Whether to return the mean over positions of the slope, (examples, 1, channels). Only then the
             last two results are not empty: the means over positions of the mean and of its square.
         mean_variance: Whether to return the mean over positions of the variance.
+        running_mean: (channels,), as the next three.
+        running_var: The running variance.
+        weight: The weight of the batch norm.
+        bias: Its bias.
+        eps: What it adds to the running variance.
+        added: What is added to the mean, in the shape of m, with any strides.
     """
     examples, positions, channels = m.shape
     wide = triton.next_power_of_2(channels if m.stride(2) == 1 else positions)
@@ -148,11 +179,14 @@ def activation_moments(
     slope, variance = result(mean_slope), result(mean_variance)
     first, second = (result(True) if mean_slope else slope.new_empty(0) for _ in range(2))
     own = [0 if size == 1 else stride for size, stride in zip(v.shape, v.stride(), strict=True)]
+    norm = [m if part is None else part for part in (running_mean, running_var, weight, bias)]
+    more = m if added is None else added
     if m.numel():
         wrap_triton(activation_moments_kernel)[(blocks, parts)](
-            m, v, loc, slope, variance, first, second, examples, positions, channels, at_once,
-            *m.stride(), *own, *loc.stride(),
-            kind, mean_slope, mean_variance, v.shape[1] != 1, rows, columns,
+            m, v, loc, slope, variance, first, second, *norm, more,
+            examples, positions, channels, at_once, eps,
+            *m.stride(), *own, *loc.stride(), *more.stride(),
+            weight is not None, added is not None, kind, mean_slope, mean_variance, v.shape[1] != 1, rows, columns,
         )  # fmt: skip
 
     def joined(value: Tensor, is_mean: bool) -> Tensor:

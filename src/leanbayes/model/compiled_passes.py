@@ -171,9 +171,13 @@ class CompiledPasses:
         if bnn.members is None and draw is not None:
             draw = draw._replace(number=0)  # it would be a constant of the compiled code
         try:
-            eager = self._prepared(known, bnn, draw, x, summarize)
+            eager = None
+            if _are_new(known, bnn):
+                # It computes what follows from the weights alone and is the same in all passes.
+                eager = _one_pass(bnn, draw, x, summarize)
             if bnn.device.type == "cuda":
-                _mark_fixed(bnn)
+                if eager is not None or known.weight() is None:
+                    _mark_fixed(bnn)
                 torch.compiler.cudagraph_mark_step_begin()
             with _without_advice() if known.compared < _COMPARED else nullcontext():
                 parts = known.call(bnn, draw, x, summarize)
@@ -196,17 +200,6 @@ class CompiledPasses:
                 logging.WARNING, f"The network is not compiled for predict(): {type(error).__name__}: {reason}."
             )
         return result
-
-    def _prepared(self, known: _Known, bnn: "BayesianModel", draw: "Draw | None", x: Any, summarize: bool) -> Any:
-        """Return an eager pass if the weights have changed, else None.
-
-        It computes what follows from the weights alone and is the same in all passes, for the compiled code to read.
-        """
-        shared = [value for value in bnn.values if isinstance(value, Moments) and value.derived is not None]
-        if not shared or known.weight() is shared[0].loc:
-            return None
-        known.weight = weakref.ref(shared[0].loc)
-        return _one_pass(bnn, draw, x, summarize)
 
     def _log_once(self, level: int, text: str) -> None:
         if text not in self._logged:
@@ -335,6 +328,15 @@ def _without_advice() -> Iterator[None]:
         for start in ("The CUDA Graph is empty", "TensorFloat32 tensor cores", r"\s*Online softmax is disabled"):
             warnings.filterwarnings("ignore", start, UserWarning)
         yield
+
+
+def _are_new(known: _Known, bnn: "BayesianModel") -> bool:
+    """Whether passes share the weights, and these are not those of the last pass of this kind."""
+    shared = next((value for value in bnn.values if isinstance(value, Moments) and value.derived is not None), None)
+    if shared is None or known.weight() is shared.loc:
+        return False
+    known.weight = weakref.ref(shared.loc)
+    return True
 
 
 def _mark_fixed(bnn: "BayesianModel") -> None:

@@ -1,7 +1,7 @@
 """ReLU and GELU by one kernel equal the formulas of plain torch, in networks of all kinds, for any order in memory."""
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from types import SimpleNamespace
 from typing import Any
 
@@ -21,9 +21,26 @@ RELU, GELU = 0, 1
 GPU = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU")
 
 
-def _plain(m: Tensor, v: Tensor, kind: int, mean_slope: bool, mean_variance: bool) -> tuple[Tensor, ...]:
+def _plain(
+    m: Tensor,
+    v: Tensor,
+    kind: int,
+    mean_slope: bool,
+    mean_variance: bool,
+    running_mean: Tensor | None = None,
+    running_var: Tensor | None = None,
+    weight: Tensor | None = None,
+    bias: Tensor | None = None,
+    eps: float = 0.0,
+    added: Tensor | None = None,
+) -> tuple[Tensor, ...]:
     """Compute what the docstring of the kernel says, in double precision."""
     wide, variance = m.double(), v.double().expand(m.shape)
+    if running_mean is not None and running_var is not None:
+        norm = [None if part is None else part.double() for part in (running_mean, running_var, weight, bias)]
+        wide = F.batch_norm(wide.mT, *norm, training=False, eps=eps).mT  # type: ignore[arg-type, misc]
+    if added is not None:
+        wide = wide + added.double()
     if kind == RELU:
         found = relu_moments(wide, variance)
         loc = F.relu(wide) + found.excess
@@ -125,39 +142,99 @@ def test_gradients_are_those_of_plain_torch(calls: list[Any]) -> None:
 
 @torch.library.custom_op("leanbayes_tests::activation_moments", mutates_args=())
 def _operator(
-    m: Tensor, v: Tensor, kind: int, mean_slope: bool, mean_variance: bool
+    m: Tensor,
+    v: Tensor,
+    kind: int,
+    mean_slope: bool,
+    mean_variance: bool,
+    running_mean: Tensor | None = None,
+    running_var: Tensor | None = None,
+    weight: Tensor | None = None,
+    bias: Tensor | None = None,
+    eps: float = 0.0,
+    added: Tensor | None = None,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-    loc, *others = _plain(m, v, kind, mean_slope, mean_variance)
-    return loc, *(value.clone() for value in others)  # type: ignore[return-value]
+    more = (running_mean, running_var, weight, bias, eps, added)
+    loc, *others = _plain(m, v, kind, mean_slope, mean_variance, *more)
+    return loc.clone(), *(value.clone() for value in others)  # type: ignore[return-value]
 
 
 @_operator.register_fake
-def _shapes(m: Tensor, v: Tensor, kind: int, mean_slope: bool, mean_variance: bool) -> tuple[Tensor, ...]:
-    return tuple(torch.empty_like(value) for value in _plain(m, v, kind, mean_slope, mean_variance))
+def _shapes(m: Tensor, v: Tensor, *args: Any) -> tuple[Tensor, ...]:
+    return tuple(torch.empty_like(value) for value in _plain(m, v, *args))
 
 
-def test_compiled_passes_call_the_kernel_and_exported_ones_do_not(
-    monkeypatch: pytest.MonkeyPatch, calls: list[Any]
-) -> None:
-    graphs: list[Any] = []
+@pytest.fixture
+def graphs(monkeypatch: pytest.MonkeyPatch, calls: list[Any]) -> Iterator[list[Any]]:
+    """Compile with the operator above in place of the kernel, and return the graphs."""
+    found: list[Any] = []
 
     def backend(graph: Any, inputs: Any, **options: Any) -> Any:
-        graphs.append(graph)
+        found.append(graph)
         return graph.forward
 
     operator = torch.ops.leanbayes_tests.activation_moments
     monkeypatch.setattr(kernels, "activation_ops", SimpleNamespace(RELU=RELU, GELU=GELU, activation_moments=operator))
     monkeypatch.setattr(expectations, "is_fused", lambda *args: False)
     monkeypatch.setattr(torch, "compile", functools.partial(torch.compile, backend=backend))
-    bnn, x = with_noise(_conv(nn.ReLU()), init_std=0.1), torch.randn(2, 3, 9, 8)
     torch.compiler.reset()
-    try:
-        compiled, eager = (bnn.predict(x, rule="moments", compile=compile) for compile in (True, False))
-    finally:
-        torch.compiler.reset()
+    yield found
+    torch.compiler.reset()
+
+
+def _calls_in(graph: Any) -> list[Any]:
+    operator = torch.ops.leanbayes_tests.activation_moments
+    return [node for node in graph.graph.nodes if node.target in (operator, operator.default)]
+
+
+def _both(bnn: lb.BayesianModel, x: Tensor) -> None:
+    compiled, eager = (bnn.predict(x, rule="moments", compile=compile) for compile in (True, False))
     torch.testing.assert_close(compiled.probs, eager.probs, rtol=1e-4, atol=1e-6)
-    (graph,) = graphs
-    assert sum(node.target in (operator, operator.default) for node in graph.graph.nodes) == 2
+
+
+def _change_norms(net: nn.Module) -> None:
+    for module in net.modules():
+        if isinstance(module, nn.BatchNorm2d):
+            for part in (module.running_mean, module.weight, module.bias):
+                nn.init.uniform_(part, 0.3, 1.2)  # type: ignore[arg-type]
+
+
+class _Block(nn.Module):
+    def __init__(self, shift: bool) -> None:
+        super().__init__()
+        self.stem, self.shift = nn.Conv2d(3, 6, 3), shift
+        self.layers = nn.Sequential(nn.Conv2d(6, 6, 3, padding=1), nn.BatchNorm2d(6))
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.stem(x).relu()
+        y = self.layers(x)
+        y += x + 0.5 if self.shift else x
+        return F.relu(y, inplace=True).mean((2, 3))
+
+
+@pytest.mark.parametrize("channels_last", [False, True])
+@pytest.mark.parametrize("shift", [False, True])
+def test_the_kernel_computes_norm_and_sum_of_a_residual_block(
+    shift: bool, channels_last: bool, graphs: list[Any]
+) -> None:
+    torch.manual_seed(0)
+    block, x = _Block(shift), torch.randn(2, 3, 9, 8)
+    _change_norms(block)
+    bnn = with_noise(block, init_std=0.1)
+    if channels_last:
+        bnn, x = bnn.to(memory_format=torch.channels_last), x.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+    _both(bnn, x)
+    first, second = _calls_in(graphs[0])
+    assert len(first.args) == 5  # a convolution
+    assert len(second.args) == 11  # a convolution, its norm, and the sum
+    consumers = {user for node in second.args if node in graphs[0].graph.nodes for user in node.users}
+    assert second in consumers
+
+
+def test_compiled_passes_call_the_kernel_and_exported_ones_do_not(graphs: list[Any]) -> None:
+    bnn, x = with_noise(_conv(nn.ReLU()), init_std=0.1), torch.randn(2, 3, 9, 8)
+    _both(bnn, x)
+    assert [len(call.args) for call in _calls_in(graphs[0])] == [10, 5]  # the first one after a batch norm
     exported = lb.export_program(bnn, x)
     assert not any("activation_moments" in str(node.target) for node in exported.graph.nodes)
 
@@ -190,6 +267,40 @@ def test_the_kernel_equals_double_precision(
         torch.testing.assert_close(found[0], expected[0], rtol=rounding, atol=1e-5)
         for one, other in zip(found[1:], expected[1:], strict=True):
             torch.testing.assert_close(one, other, rtol=1e-3 if dtype == torch.bfloat16 else 3e-5, atol=3e-5)
+
+
+@pytest.mark.gpu
+@GPU
+@pytest.mark.parametrize("channels_last", [False, True])
+@pytest.mark.parametrize("shape", [(3, 2000, 70), (2, 37, 5)])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_norm_and_sum_in_the_kernel(dtype: torch.dtype, shape: tuple[int, int, int], channels_last: bool) -> None:
+    source = torch.Generator().manual_seed(0)
+    m, added = ((2 * torch.randn(shape, generator=source)).to("cuda", dtype) for _ in range(2))
+    if not channels_last:
+        m = m.mT.contiguous().mT  # the other one may have any order
+    v = 3 * torch.rand((shape[0], 1, shape[2]), generator=source).to("cuda")
+    center, square, weight, bias = (torch.rand(4, shape[2], generator=source) + 0.5).to("cuda").unbind(0)
+    for more in (None, added):
+        args = (m, v, RELU, True, True, center, square, weight, bias, 1e-3, more)
+        found, expected = kernels.activation_ops.activation_moments(*args), _plain(*args)
+        half = dtype == torch.bfloat16
+        torch.testing.assert_close(found[0], expected[0], rtol=2**-7 if half else 2e-5, atol=1e-5)
+        for one, other in zip(found[1:], expected[1:], strict=True):
+            torch.testing.assert_close(one, other, rtol=1e-3 if half else 5e-5, atol=1e-4)
+
+
+@pytest.mark.gpu
+@GPU
+def test_norms_and_sums_in_the_kernel_of_a_compiled_network() -> None:
+    torch.manual_seed(0)
+    net = build("resnet-20", (3, 16, 16), 4, width=8, seed=0)
+    _change_norms(net)
+    bnn, x = with_noise(net.cuda(), init_std=0.05), torch.randn(8, 3, 16, 16, device="cuda")
+    with torch.backends.cudnn.flags(enabled=True, allow_tf32=False):
+        compiled, eager = (bnn.predict(x, rule="moments", compile=compile) for compile in (True, False))
+    torch.testing.assert_close(compiled.probs, eager.probs, rtol=1e-3, atol=1e-5)
+    torch.testing.assert_close(compiled.mutual_information, eager.mutual_information, rtol=1e-2, atol=1e-5)
 
 
 @pytest.mark.gpu

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from leanbayes.rules.moments.conversions import loc_of
+from leanbayes.rules.moments.fused_activations import source_of_sum
 from leanbayes.rules.moments.joining import on_one_grid, stretched
 from leanbayes.rules.moments.registry import moment_rule, named, unsupported
 from leanbayes.rules.moments.value import Moments, shrunk, variance_dtype
@@ -104,7 +105,9 @@ def scaled(x: Moments, loc: Tensor, slope: Slope) -> Moments:
 def add(input: Any, other: Any, *, alpha: float = 1) -> Moments:
     """Return x + alpha·y."""
     loc = loc_of(input) + loc_of(other) if alpha == 1 else torch.add(loc_of(input), loc_of(other), alpha=alpha)
-    return combined(loc, [(x, s) for x, s in ((input, 1.0), (other, alpha)) if isinstance(x, Moments)])
+    result = combined(loc, [(x, s) for x, s in ((input, 1.0), (other, alpha)) if isinstance(x, Moments)])
+    result.source = source_of_sum(input, other) if alpha == 1 else None
+    return result
 
 
 @moment_rule(*named("sub", "subtract", "__sub__"))

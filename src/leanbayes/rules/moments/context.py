@@ -3,7 +3,7 @@
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import torch
 from torch import Tensor
@@ -17,6 +17,22 @@ Maps = Literal["auto", "uniform", "independent"]
 PROBES = 64  # directions of common noise; the relative error of their total variance is about √(2/PROBES)
 TRAINING_PROBES = 8  # new ones at every step, so a few are enough
 CHANNELS = 4099  # columns of the table of signs; a prime, so layers of common widths do not get the same signs
+
+
+class Source(NamedTuple):
+    """How a mean is computed, for code that computes it together with what follows and does not store it.
+
+    Attributes:
+        value: The mean before a batch norm in evaluation mode, with the channels in dimension 1.
+        norm: Running mean, running variance, weight and bias.
+        eps: What is added to the running variance.
+        added: What is added to the mean after the batch norm.
+    """
+
+    value: Tensor
+    norm: tuple[Tensor, Tensor, Tensor, Tensor]
+    eps: float
+    added: Tensor | None = None
 
 
 def make_signs(probes: int = PROBES) -> Tensor:

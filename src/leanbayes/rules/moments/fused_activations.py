@@ -1,6 +1,7 @@
 """ReLU and GELU of Gaussian values by one kernel on a GPU, with the means over positions that later rules need.
 
-The kernel reads a value as (examples, positions, channels), in any order in memory (`kernels.activation_ops`).
+The kernel reads a value as (examples, positions, channels), in any order in memory (`kernels.activation_ops`). In
+compiled code it also computes a batch norm and a sum before the activation, whose results then are not stored.
 """
 
 import math
@@ -13,6 +14,7 @@ from torch import Tensor
 
 from leanbayes.core import kernels, noise
 from leanbayes.rules.moments.buffers import is_exporting
+from leanbayes.rules.moments.context import Source
 from leanbayes.rules.moments.value import Moments
 
 Parts = tuple[list[int], list[int], list[int]]  # dimensions of the examples, the positions and the channels
@@ -38,15 +40,53 @@ def by_one_kernel(x: Moments, function: Callable[..., Any], settings: dict[str, 
         return None
     ops = kernels.activation_ops
     mean_variance = bool(averaged) and not x.within.maps and not x.varies(averaged)
-    found = ops.activation_moments(
-        _joined(x.loc, parts), _variance_of(x, parts), ops.RELU if is_relu else ops.GELU, bool(averaged), mean_variance
-    )
+    loc, more = _loc_of(x, parts)
+    kind = ops.RELU if is_relu else ops.GELU
+    found = ops.activation_moments(loc, _variance_of(x, parts), kind, bool(averaged), mean_variance, *more)
     mean, slope, variance = (_restored(value, x.loc.shape, parts) for value in found[:3])
     result = x.follow(mean, slope, variance)
     if averaged:
         first, second = (_restored(value, x.loc.shape, parts) for value in found[3:])
         result.averages = (averaged, first, second)
     return result
+
+
+def source_of_norm(
+    x: Moments,
+    mean: Tensor | None,
+    variance: Tensor | None,
+    weight: Tensor | None,
+    bias: Tensor | None,
+    eps: float,
+) -> Source | None:
+    """Return how the mean after a batch norm in evaluation mode is computed, or None outside of compiled code."""
+    if not torch.compiler.is_compiling() or is_exporting() or torch.is_grad_enabled() or not kernels.usable(x.loc):
+        return None
+    if mean is None or variance is None or weight is None or bias is None:
+        return None
+    return Source(x.loc, (mean, variance, weight, bias), eps)
+
+
+def source_of_sum(x: Any, y: Any) -> Source | None:
+    """Return how the mean of a sum is computed if one of its terms is that of a batch norm, else None."""
+    if not (isinstance(x, Moments) and isinstance(y, Moments) and x.loc.shape == y.loc.shape):
+        return None
+    for one, other in ((x, y), (y, x)):
+        if one.source is not None and one.source.added is None:
+            return one.source._replace(added=other.loc)
+    return None
+
+
+def _loc_of(x: Moments, parts: Parts) -> tuple[Tensor, tuple[Any, ...]]:
+    """Return the mean as (examples, positions, channels), and what the kernel has to compute before the activation."""
+    source = x.source
+    if source is None or parts[2] != [1] or source.value.dtype != x.loc.dtype or source.value.shape != x.loc.shape:
+        return _joined(x.loc, parts), ()
+    given = [source.value] if source.added is None else [source.value, source.added]
+    if not all([_is_merged(value, dims) for value in given for dims in parts]):
+        return _joined(x.loc, parts), ()
+    loc, *added = (_joined(value, parts) for value in given)
+    return loc, (*source.norm, source.eps, *added)
 
 
 def _parts_of(dims: int, positions: list[int]) -> Parts | None:

@@ -19,6 +19,7 @@ from torch import Tensor
 from leanbayes.rules.moments.buffers import exact_products, spent
 from leanbayes.rules.moments.context import Pass
 from leanbayes.rules.moments.conversions import loc_of
+from leanbayes.rules.moments.fused_activations import source_of_norm
 from leanbayes.rules.moments.registry import moment_rule, named, unsupported
 from leanbayes.rules.moments.value import Moments, shrunk, variance_dtype
 
@@ -114,7 +115,10 @@ def batch_norm(
         loc = F.batch_norm(x.loc, running_mean, running_var, loc_of(weight), loc_of(bias), False, momentum, eps)
     if not isinstance(weight, Moments) and not isinstance(bias, Moments):
         slope = scale if weight is None else scale * weight.to(dtype)
-        return _scaled(x, loc, _per_channel(slope, dims))
+        result = _scaled(x, loc, _per_channel(slope, dims))
+        if not training:
+            result.source = source_of_norm(x, running_mean, running_var, weight, bias, eps)
+        return result
     scale, mean = _per_channel(scale, dims), _per_channel(mean, dims)
     normalized = _scaled(x, (m - mean) * scale, scale)
     return _affine(normalized, loc, _per_channel(weight, dims), _per_channel(bias, dims))

@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 from leanbayes.core.tensor_like import one_line
-from leanbayes.rules.moments.context import Pass
+from leanbayes.rules.moments.context import Pass, Source
 from leanbayes.rules.moments.map_cells import at_probes, root
 from leanbayes.rules.moments.tensor_functions import TensorFunctions
 
@@ -90,6 +90,7 @@ class Moments(TensorFunctions):
         self.correction: Callable[[Moments, int], Moments] | None = None  # for a weight: that of its layer's output
         self.derived: dict[Any, Tensor] | None = None  # for a weight: what passes have computed from it, by any key
         self.averages: tuple[list[int], Tensor, Tensor] | None = None  # means of `loc` and its square, and over what
+        self.source: Source | None = None  # what `loc` is computed from
 
     # -- parts --------------------------------------------------------------------------------------------------------
 
@@ -357,7 +358,7 @@ class Moments(TensorFunctions):
         """Take over another value, as in-place functions do."""
         self._independent, self._total, self._factors = other._independent, other._total, other._factors
         self._common, self._gain, self._shared = other._common, other._gain, other._shared
-        self.pieces, self.averages = other.pieces, other.averages
+        self.pieces, self.averages, self.source = other.pieces, other.averages, other.source
         self.loc, self.grid = other.loc, other.grid
         self.derived = None
         return self
