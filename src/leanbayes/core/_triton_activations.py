@@ -11,31 +11,42 @@ from torch import Tensor
 from torch.library import triton_op, wrap_triton
 
 RELU, GELU = 0, 1
-_TILE = 1024  # values of one step of a program
+_TILE = 256  # values of one step of a program
 _WIDE = 64  # channels of a program if channels follow one another in memory, else positions
-_PROGRAMS = 2048  # fewer blocks of channels than these are shared by several programs, with some positions each
+_PROGRAMS = 1024  # fewer blocks of channels than these are shared by several programs, with some positions each
 _LEAST = 4  # steps of such a program
 _TINY = tl.constexpr(1e-20)
 _REACH = tl.constexpr(12.5)
+_CURVE = tl.constexpr(-0.7213475204444817)  # -½ log₂ e
 _PEAK = tl.constexpr(0.3989422804014327)
 _ROOT_HALF = tl.constexpr(0.7071067811865476)
 
 
 @triton.jit
+def _power_of_two(x):
+    return tl.inline_asm_elementwise("ex2.approx.ftz.f32 $0, $1;", "=f,f", [x], tl.float32, True, 1)
+
+
+@triton.jit
+def _reciprocal(x):
+    return tl.inline_asm_elementwise("rcp.approx.ftz.f32 $0, $1;", "=f,f", [x], tl.float32, True, 1)
+
+
+@triton.jit
 def _relu_moments(m, v):
-    """Return the excess of the mean over relu(m), the mean slope, and the variance."""
-    scale = tl.rsqrt(tl.maximum(v, _TINY))
-    a = tl.minimum(tl.maximum(m * scale, -_REACH), _REACH)
-    bell = tl.exp(-0.5 * a * a)
-    t = 1.0 / (1.0 + 0.325 * tl.abs(a))
+    """Return the excess of the mean over relu(m) and the variance, both for a unit variance, and the mean slope.
+
+    With a = |m|/√v, φ(a) and the tail Φ(-a): the excess is φ - aΦ(-a), and the variance is slope - excess·(excess + a).
+    """
+    a = tl.minimum(tl.abs(m * tl.rsqrt(tl.maximum(v, _TINY))), _REACH)
+    bell = _power_of_two(_CURVE * a * a)
+    t = _reciprocal(1.0 + 0.325 * a)
     tail = ((0.033821061 * t - 0.113534019) * t + 0.085327419) * t + 0.026033829
     tail = (((tail * t + 0.093520543) * t + 0.115503139) * t + 0.129672143) * t + 0.129656152
     tail *= bell * t
-    slope = tl.where(a > 0.0, 1.0 - tail, tail)
-    e = bell * _PEAK + a * slope
-    variance = tl.maximum(slope - e * (e - a), 0.0) * v
-    excess = tl.maximum(e - tl.maximum(a, 0.0), 0.0) * (v * scale)
-    return excess, slope, variance
+    slope = tl.where(m > 0.0, 1.0 - tail, tail)
+    excess = tl.maximum(bell * _PEAK - a * tail, 0.0)
+    return excess, slope, tl.maximum(slope - excess * (excess + a), 0.0)
 
 
 @triton.jit
@@ -66,7 +77,7 @@ def activation_moments_kernel(
     center_ptr, square_ptr, weight_ptr, bias_ptr, added_ptr,
     examples, positions, channels, at_once, eps,
     m0, m1, m2, v0, v1, v2, loc0, loc1, loc2, added0, added1, added2,
-    NORMALIZED: tl.constexpr, ADDED: tl.constexpr, KIND: tl.constexpr,
+    NORMALIZED: tl.constexpr, ADDED: tl.constexpr, KIND: tl.constexpr, EVEN: tl.constexpr,
     MEAN_SLOPE: tl.constexpr, MEAN_VARIANCE: tl.constexpr, VARIES: tl.constexpr,
     POSITIONS: tl.constexpr, CHANNELS: tl.constexpr,
 ):  # fmt: skip
@@ -82,7 +93,8 @@ def activation_moments_kernel(
     same = tl.load(v_ptr, mask=exists, other=0.0).to(tl.float32)  # the variance, unless it varies
     if NORMALIZED:
         factor = tl.load(weight_ptr + channel, mask=exists, other=0.0).to(tl.float32)
-        factor *= tl.rsqrt(tl.load(square_ptr + channel, mask=exists, other=1.0).to(tl.float32) + eps)
+        square = tl.load(square_ptr + channel, mask=exists, other=1.0) + eps  # in double precision in compiled code
+        factor *= tl.rsqrt(square.to(tl.float32))
         shift = tl.load(bias_ptr + channel, mask=exists, other=0.0).to(tl.float32)
         shift -= tl.load(center_ptr + channel, mask=exists, other=0.0).to(tl.float32) * factor
     slopes = tl.zeros((POSITIONS, CHANNELS), tl.float32)
@@ -92,6 +104,8 @@ def activation_moments_kernel(
     for start in range(part * at_once, tl.minimum((part + 1) * at_once, positions), POSITIONS):
         position = start + tl.arange(0, POSITIONS)[:, None]
         mask = (position < positions) & exists
+        if EVEN:
+            mask = tl.full((POSITIONS, CHANNELS), True, tl.int1)
         position = position.to(tl.int64)
         m = tl.load(m_ptr + position * m1, mask=mask, other=0.0).to(tl.float32)
         if NORMALIZED:
@@ -101,7 +115,9 @@ def activation_moments_kernel(
         v = tl.load(v_ptr + position * v1, mask=mask, other=0.0).to(tl.float32) if VARIES else same
         if KIND == 0:
             excess, slope, variance = _relu_moments(m, v)
-            mean = tl.where(m < 0.0, 0.0, m) + excess  # NaN stays
+            mean = tl.maximum(m, 0.0, propagate_nan=tl.PropagateNan.ALL) + excess * (v * tl.rsqrt(tl.maximum(v, _TINY)))
+            if VARIES or not MEAN_VARIANCE:
+                variance *= v
         else:
             mean, slope, variance = _gelu_moments(m, v)
         mean = mean.to(loc_ptr.dtype.element_ty)
@@ -124,6 +140,8 @@ def activation_moments_kernel(
         tl.store(first_ptr + found, tl.sum(firsts, 0)[None, :] / positions, mask=exists)
         tl.store(second_ptr + found, tl.sum(seconds, 0)[None, :] / positions, mask=exists)
     if MEAN_VARIANCE:
+        if KIND == 0 and not VARIES:
+            variances *= same
         tl.store(variance_ptr + found, tl.sum(variances, 0)[None, :] / positions, mask=exists)
 
 
@@ -186,7 +204,8 @@ def activation_moments(
             m, v, loc, slope, variance, first, second, *norm, more,
             examples, positions, channels, at_once, eps,
             *m.stride(), *own, *loc.stride(), *more.stride(),
-            weight is not None, added is not None, kind, mean_slope, mean_variance, v.shape[1] != 1, rows, columns,
+            weight is not None, added is not None, kind, positions % rows == 0 and channels % columns == 0,
+            mean_slope, mean_variance, v.shape[1] != 1, rows, columns,
         )  # fmt: skip
 
     def joined(value: Tensor, is_mean: bool) -> Tensor:
