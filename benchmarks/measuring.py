@@ -148,7 +148,11 @@ def write(path: Path | None, record: Mapping[str, Any]) -> None:
     """Write results with command and versions as JSON, if a path is given."""
     if path is None:
         return
-    command = "python " + shlex.join(sys.argv).partition(" --out")[0]
+    words = list(sys.argv)
+    if "--out" in words:  # where the results are is not what they depend on
+        place = words.index("--out")
+        del words[place : place + 2]
+    command = "python " + shlex.join(words)
     whole = {"command": command, "leanbayes": lb.__version__, "torch": torch.__version__, **record}
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(json_text(whole) + "\n")

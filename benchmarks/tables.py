@@ -96,9 +96,8 @@ a CPU need memory for one sample of all weights and for their std, each as large
 more than the activations. To draw the noise of the weights of `vit-tiny` takes a tenth of a forward pass of 16 images,
 so 30 samples take more than 30 passes.
 
-In the table of `resnet-18` one kernel computes the moments of each ReLU; other programs on that GPU were paused. The
-tables of the other networks are older: they were measured before that kernel, before the noise of the logits was
-cached, and before one pass waited for the GPU only once.
+On the GPU each network was measured alone: other programs were paused. The networks compiled beside them, so the first
+calls are not listed. One pass that is not compiled waits for Python, and its times depend on the processor.
 
 {predict}
 

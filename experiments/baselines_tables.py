@@ -109,17 +109,17 @@ def _cells(
         except KeyError:
             return ""
 
-    def relative(find: Callable[[dict[str, Any]], float]) -> str:
-        try:
-            return f"{mean(map(find, runs)) / mean(map(find, plain)):.2f}" if plain else ""
-        except KeyError:
-            return ""
+    def relative(find: Callable[[dict[str, Any]], float | None]) -> str:
+        ours, theirs = ([value for run in group if (value := find(run)) is not None] for group in (runs, plain))
+        return f"{mean(ours) / mean(theirs):.2f}" if ours and theirs else ""
 
-    def seconds(run: dict[str, Any]) -> float:
-        costs = run["costs"]
+    def seconds(run: dict[str, Any]) -> float | None:
         on_cpu = not run["machine"]["gpus"]
-        own = costs["training_processor_seconds" if on_cpu else "training_seconds"]
-        return own + mean(map(seconds, plain)) if run["settings"].get("post_hoc") else own
+        own = run["costs"].get("training_processor_seconds" if on_cpu else "training_seconds")
+        if own is None or not run["settings"].get("post_hoc"):
+            return own
+        of_plain = [value for one in plain if (value := seconds(one)) is not None]
+        return own + mean(of_plain) if of_plain else None
 
     fitted = not runs[0]["settings"]["all_images"]  # without held-out images no temperature can be fitted
     scaled = mean(_scores(run)["test_with_temperature"]["nll"] for run in runs)
@@ -133,7 +133,7 @@ def _cells(
         cell(lambda run: _scores(run)["ood"][OOD[run["settings"]["data"]][0]]["auroc"], "{:.2%}"),
         cell(lambda run: run["costs"]["file_bytes"] / 1e6, _form(runs)),
         relative(seconds) if plain or not runs[0]["settings"].get("post_hoc") else "",
-        relative(lambda run: run["costs"]["predict_flops"]),
+        relative(lambda run: run["costs"].get("predict_flops")),
         str(len(runs)),
     ]
 

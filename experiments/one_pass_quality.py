@@ -310,11 +310,6 @@ class Comparison:
             "mean network": lambda: bnn.predict(x, rule="mean"),
             "moments": lambda: bnn.predict(x, rule="moments", **compiled),
         }
-        fit = self.fits()[", corrected layers"]
-        fit()
-        corrected, nothing = bnn.moment_layers, dict[str, Tensor]()
-        layers = {"moments": nothing, "moments, corrected layers": corrected}
-        ways["moments, corrected layers"] = ways["moments"]
         if "adjoint" in self.record["predictors"]:
             ways["adjoint"] = lambda: bnn.predict(x, rule="adjoint")
             one, three = (Adjoint(mean="moments", margins=margins) for margins in (1, 3))
@@ -322,20 +317,28 @@ class Comparison:
             ways["adjoint, 3 margins, mean of moments"] = lambda: bnn.predict(x, rule=three)
         for count in args.counts:
             ways[f"{count} samples"] = lambda count=count: bnn.predict(x, rule="sample", samples=count, **compiled)
-        taken: dict[str, list[float]] = {name: [] for name in ways}
-        warm_up = 3
-        with torch.no_grad():
-            for _ in range(args.repeats + warm_up):
-                for name, run in ways.items():
-                    bnn.moment_layers = layers.get(name, nothing)
-                    taken[name].append(timed(run))
+        self.fits()[", corrected layers"]()
+        corrected = bnn.moment_layers
+        others = {"plain forward": ways["plain forward"], "moments, corrected layers": ways["moments"]}
+        medians: dict[str, float] = {}
+        over_plain: dict[str, float] = {}
+        # Corrections are set once per series, because compiled code reads them where they are.
+        for layers, group in ((dict[str, Tensor](), ways), (corrected, others)):
+            bnn.moment_layers = layers
+            taken: dict[str, list[float]] = {name: [] for name in group}
+            warm_up = 3
+            with torch.no_grad():
+                for _ in range(args.repeats + warm_up):
+                    for name, run in group.items():
+                        taken[name].append(timed(run))
+            own = {name: 1000 * statistics.median(times[warm_up:]) for name, times in taken.items()}
+            medians = own | medians
+            over_plain = {name: value / own["plain forward"] for name, value in own.items()} | over_plain
         self.reset()
-        medians = {name: 1000 * statistics.median(times[warm_up:]) for name, times in taken.items()}
-        plain = medians["plain forward"]
         return {
             "images": len(x),
             "milliseconds": medians,
-            "over_plain": {name: value / plain for name, value in medians.items()},
+            "over_plain": over_plain,
             "compiled": args.compile,
         }
 

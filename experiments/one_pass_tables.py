@@ -17,6 +17,8 @@ AREAS: dict[str, tuple[str, str]] = {
     "× plain": ("over_plain", ".1f"),
 }
 
+NOT_AS_USED = ("moments, corrected layers",)  # an earlier program assigned corrections anew before each prediction
+
 MARGINS = "adjoint, 3 margins, mean of moments, corrected layers"
 FORMS = {"one pass": "moments", "corrected layers": "moments, corrected layers", "three margins": MARGINS}
 
@@ -66,6 +68,23 @@ def quality_tables(record: dict[str, Any]) -> str:
         reasons.setdefault(reason, []).append(name)
     lines += [f"\nLeft out: {'; '.join(names)} ({reason.rstrip('.')})." for reason, names in reasons.items()]
     return "\n".join(lines)
+
+
+def cost_table(records: Sequence[dict[str, Any]]) -> Iterator[str]:
+    """Format the times of all ways to predict one batch."""
+    for record in records:
+        cost, machine = record["cost"], record["machine"]
+        compiled = "one pass and samples compiled" if cost["compiled"] else "eager"
+        rows = [
+            f"| {name} | {ms:.1f} | {cost['over_plain'][name]:.1f} |"
+            for name, ms in cost["milliseconds"].items()
+            if name not in NOT_AS_USED
+        ]
+        yield (
+            f"{record['data']}, {record['model']['name']}, {cost['images']} images, {record['precision']}, {compiled} "
+            f"({', '.join(machine['gpus'])})."
+        )
+        yield "\n".join(["| | ms | × plain |", "|---|---:|---:|", *rows])
 
 
 def areas_table(records: Sequence[dict[str, Any]]) -> Iterator[str]:

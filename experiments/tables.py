@@ -16,7 +16,7 @@ from baselines_tables import baselines_tables
 from engines_tables import engines_tables, temperature_table
 from headline_tables import cell, headline_tables, short_table, summary_table
 from language_tables import choices_table, language_table
-from one_pass_tables import areas_table, quality_tables, summary_tables
+from one_pass_tables import areas_table, cost_table, quality_tables, summary_tables
 from papers_tables import papers_tables
 from pbn_tables import partial_tables
 from sharing_tables import sharing_tables
@@ -28,6 +28,7 @@ BEGIN, END = "<!-- measured -->", "<!-- /measured -->"
 EXPERIMENTS = "<!-- measured: experiments -->"  # for pages with two tables
 ADJOINT = "<!-- measured: adjoint -->"
 AREAS = "<!-- measured: areas -->"
+COST = "<!-- measured: cost -->"
 ONE_PASS = "<!-- measured: one pass -->"
 HEADLINE = "<!-- measured: headline -->"
 SUMMARY = "<!-- measured: summary -->"
@@ -355,6 +356,8 @@ def main() -> None:
     fill(docs / "one_pass.md", map(adjoint_table, map(read, sorted(measured[1].glob("adjoint-*.json")))), ADJOINT)
     areas = [read(path) for path in sorted((results / "one_pass" / "areas").glob("*.json"))]
     fill(docs / "one_pass.md", areas_table(areas), AREAS)
+    costs = [read(path) for path in sorted((results / "one_pass" / "cost").glob("*.json"))]
+    fill(docs / "one_pass.md", cost_table(costs), COST)
     fill(docs / "engines.md", engines_tables(results / "engines"))
     fill(docs / "baselines.md", baselines_tables(results))
     fill(
