@@ -90,6 +90,34 @@ def test_a_compiled_pass_gives_the_same(method: lb.Method, rule: str, compilatio
     assert len(compilations) == 1  # weights are inputs of the graph
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize(("method", "rule"), WAYS, ids=[f"{type(m).__name__}-{r}" for m, r in WAYS])
+def test_eager_passes_end_with_the_comparisons(
+    method: lb.Method, rule: str, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bnn, x, eager = _model(method).to(dtype), _images(4).to(dtype), []
+    run = compiled_passes._one_pass
+
+    def count(*args: Any) -> Any:
+        if not torch.compiler.is_compiling():
+            eager.append(args)
+        return run(*args)
+
+    monkeypatch.setattr(compiled_passes, "_one_pass", count)
+    for _ in range(compiled_passes._COMPARED):
+        bnn.predict(x, rule=rule, compile=True)
+    assert eager
+    eager.clear()
+    bnn.predict(x, rule=rule, compile=True)
+    assert not eager
+    with torch.no_grad():
+        for parameter in bnn.parameters():
+            parameter.mul_(1.1)
+    for _ in range(2):
+        bnn.predict(x, rule=rule, compile=True)
+    assert len(eager) <= 1  # what follows from the weights alone
+
+
 @pytest.mark.parametrize("autocast", [True, False])
 def test_compiled_code_has_no_work_on_weights_alone(autocast: bool, compilations: list[Any]) -> None:
     """What follows from the weights alone is computed by an eager pass, and again if they change."""

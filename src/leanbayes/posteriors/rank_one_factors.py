@@ -17,6 +17,8 @@ from leanbayes.posteriors.base import DiagonalGaussian, Posterior
 from leanbayes.posteriors.mean_field import MeanFieldPosterior
 from leanbayes.priors import BoundPrior
 
+_MOST = 1e6  # takes the place of an infinite standard Cauchy, whose gradient would be NaN
+
 
 class GaussianFactors(MeanFieldPosterior):
     """Factors N(μ, softplus(ρ)²), with a Gaussian prior."""
@@ -44,16 +46,20 @@ class GaussianFactors(MeanFieldPosterior):
 class CauchyFactors(Posterior):
     """Factors Cauchy(μ, softplus(ρ)), with a Cauchy prior around 0.
 
-    A Cauchy distribution has no mean and no variance: `mean` returns μ, and `variance` the squared scale.
+    A Cauchy distribution has no mean and no variance: `mean` returns μ, and `variance` the squared scale. Factors are
+    clamped to ±limit, because an extreme one spoils the statistics of BatchNorm for all members. If those of the prior
+    are clamped too, `kl` is an upper bound of the KL.
     """
 
     factorized = False
 
-    def __init__(self, layout: Layout, mean: Tensor, scale: Tensor, prior_scale: float, members: int) -> None:
+    def __init__(
+        self, layout: Layout, mean: Tensor, scale: Tensor, prior_scale: float, members: int, limit: float
+    ) -> None:
         super().__init__(layout)
         self.mu = nn.Parameter(mean)
         self.rho = nn.Parameter(gaussian.inverse_softplus(scale))
-        self.prior_scale, self.members = prior_scale, members
+        self.prior_scale, self.members, self.limit = prior_scale, members, limit
 
     def mean(self) -> Tensor:
         """Return μ, the median."""
@@ -66,7 +72,9 @@ class CauchyFactors(Posterior):
     def sample(self, key: Tensor) -> Tensor:
         """Return μ + γ·ε, where ε is the ratio of two standard normals, which is a standard Cauchy."""
         epsilon = noise.normal(self.mu, key) / noise.normal(self.mu, key, stream=1)
-        return torch.addcmul(self.mu, F.softplus(self.rho), epsilon)
+        epsilon = epsilon.nan_to_num(0.0, _MOST, -_MOST)  # one normal in ten million is 0 on a CPU
+        # Factors are stored minus 1.
+        return torch.addcmul(self.mu, F.softplus(self.rho), epsilon).clamp(-self.limit - 1, self.limit - 1)
 
     def kl(self, key: Tensor) -> Tensor:
         """Return the mean over members of KL(q_k ‖ prior) = Σ log ((γ + s)² + μ²) / (4γs) (Chyzak and Nielsen 2019)."""

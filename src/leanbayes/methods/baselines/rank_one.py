@@ -32,11 +32,12 @@ class RankOne(Method):
 
     Attributes:
         members: number of mixture components.
-        distribution: distribution of the factors and of their prior, gaussian or cauchy. Cauchy factors are sometimes
-            very large: train them with a clipped gradient, `lb.fit(..., clip=1.0)`.
+        distribution: distribution of the factors and of their prior, gaussian or cauchy.
         prior_scale: std of a Gaussian prior, or scale of a Cauchy prior.
         factor_std: std of the initial means of the factors around 1. Use a small one for a trained network.
         init_std: initial std or scale of the factors.
+        limit: largest absolute value of a Cauchy factor: very large ones would spoil BatchNorm. The authors clamp at 10,
+            and draw factors for each example.
         samples: number of Monte Carlo samples of a prediction.
         seed: seed of the initial means of the factors.
 
@@ -49,6 +50,7 @@ class RankOne(Method):
     prior_scale: float = 0.1
     factor_std: float = 0.1
     init_std: float = 1e-3
+    limit: float = 2.0
     samples: int = 32
     seed: int = 0
     chooses_parameters = True
@@ -59,6 +61,8 @@ class RankOne(Method):
         for name in ("prior_scale", "init_std"):
             if not 0 < getattr(self, name) < math.inf:
                 raise LeanBayesError(f"{name}={getattr(self, name)} must be a positive number.")
+        if not 1 < self.limit < math.inf:
+            raise LeanBayesError(f"limit={self.limit} must be a finite number above 1.")
         if self.samples < 1:
             raise LeanBayesError(f"samples={self.samples} must be at least 1.")
 
@@ -76,5 +80,5 @@ class RankOne(Method):
         """Set the means to the initial factors."""
         std = torch.full_like(mean, self.init_std)
         if self.distribution == "cauchy":
-            return CauchyFactors(layout, mean, std, self.prior_scale, self.members)
+            return CauchyFactors(layout, mean, std, self.prior_scale, self.members, self.limit)
         return GaussianFactors(layout, mean, std, Normal(self.prior_scale).bind(layout, mean), self.members)
