@@ -36,8 +36,8 @@ class RankOne(Method):
         prior_scale: std of a Gaussian prior, or scale of a Cauchy prior.
         factor_std: std of the initial means of the factors around 1. Use a small one for a trained network.
         init_std: initial std or scale of the factors.
-        limit: largest absolute value of a Cauchy factor: very large ones would spoil BatchNorm. The authors clamp at 10,
-            and draw factors for each example.
+        limit: largest absolute value of a Cauchy factor, because very large ones spoil BatchNorm. The authors clamp at
+            10, and draw factors for each example.
         samples: number of Monte Carlo samples of a prediction.
         seed: seed of the initial means of the factors.
 
