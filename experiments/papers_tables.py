@@ -166,9 +166,9 @@ class Stored:
         found = self.file("pbn/convergence.json")["results"]
         return ", ".join(f"{one['name']} from a {one['start']} start {one['last']['nll']:.4f}" for one in found)
 
-    def vdp(self, key: str, form: str) -> str:
-        """Return a metric of the models of MNIST that VDP++ is compared with."""
-        methods = self.file("vdp/mnist_vdp.json")["summary"]["methods"]
+    def vdp(self, key: str, form: str, file: str = "vdp/mnist_vdp.json") -> str:
+        """Return a metric of the models that VDP++ is compared with, by default those of MNIST."""
+        methods = self.file(file)["summary"]["methods"]
         names = {name: name.replace("vdp, objective=", "VDP++, ") for name in methods}
         return "; ".join(
             f"{names[name]} {found[key]['mean']:{form}}" for name, found in methods.items() if key in found
