@@ -17,7 +17,7 @@ AREAS: dict[str, tuple[str, str]] = {
     "× plain": ("over_plain", ".1f"),
 }
 
-NOT_AS_USED = ("moments, corrected layers",)  # an earlier program assigned corrections anew before each prediction
+NOT_AS_USED = ("moments, corrected layers",)  # an earlier program assigned corrections again before each prediction
 
 MARGINS = "adjoint, 3 margins, mean of moments, corrected layers"
 FORMS = {"one pass": "moments", "corrected layers": "moments, corrected layers", "three margins": MARGINS}
