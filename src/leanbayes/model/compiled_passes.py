@@ -5,8 +5,9 @@ pass in a CUDA graph is many times faster. Compiling takes long, though: by defa
 has taken some seconds without, so that a few predictions never wait for it.
 
 A kind of pass is its rule, the shapes and dtypes of the inputs, and autocast. All else that a pass depends on, such as
-factors and the mode, is guarded by torch.compile. Weights are inputs of the compiled code, so they may change. The
-first passes of compiled code are compared with eager ones; code whose outputs differ by more than rounding is not used.
+factors and the mode, is guarded by torch.compile. Weights are inputs of the compiled code, so they may change. So is
+what follows from them alone, which an eager pass computes after each change. The first passes of compiled code are
+compared with eager ones; code whose outputs differ by more than rounding is not used.
 Rounding in half precision grows with the depth of a network. So where outputs differ under autocast, an eager pass in
 single precision shows how large the rounding errors of this network are. Samples have the same noise in all of them.
 """
